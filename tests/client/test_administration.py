@@ -22,7 +22,7 @@ def room(hub: HubRoom, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubRo
     return hub
 
 
-def test_yank_and_back(room: HubRoom) -> None:
+def test_yank_and_unyank(room: HubRoom) -> None:
     done = room.wander("env", "yank", "admin/say-env@0.1.0", "--reason", "wrong rewards", "--json")
     assert (done.status, done.data["yanked"], done.data["yanked_reason"]) == (0, True, "wrong rewards")
     undone = room.wander("env", "yank", "admin/say-env@0.1.0", "--undo")
@@ -32,7 +32,7 @@ def test_yank_and_back(room: HubRoom) -> None:
     assert room.wander("env", "yank", "admin/say-env@9.9").status == 3
 
 
-def test_deprecate_archive_and_back(room: HubRoom) -> None:
+def test_deprecate_archive_and_restore(room: HubRoom) -> None:
     done = room.wander("env", "deprecate", "admin/say-env", "--reason", "biased", "--json")
     assert (done.data["status"], done.data["status_reason"]) == ("deprecated", "biased")
     assert "status     deprecated: biased" in room.wander("env", "info", "admin/say-env").out
@@ -49,7 +49,7 @@ def test_deprecate_archive_and_back(room: HubRoom) -> None:
     assert "reason" in room.wander("env", "deprecate", "admin/say-env", "--quarantine").err
 
 
-def test_delete_asks_and_is_for_good(room: HubRoom) -> None:
+def test_delete_asks_for_confirmation_and_is_final(room: HubRoom) -> None:
     unasked = room.wander("env", "delete", "admin/say-env@0.1.0")
     assert unasked.status == 2
     assert "--yes" in unasked.err
@@ -60,7 +60,7 @@ def test_delete_asks_and_is_for_good(room: HubRoom) -> None:
     assert "was deleted" in gone.err
 
 
-def test_a_renamed_environment_is_found_by_its_old_name(room: HubRoom) -> None:
+def test_the_old_name_of_a_renamed_environment_still_works(room: HubRoom) -> None:
     assert room.wander("env", "owner", "rename", "admin/say-env", "other").status == 2, "needs a word"
     renamed = room.wander("env", "owner", "rename", "admin/say-env", "other", "--yes")
     assert renamed.out == "admin/say-env is now admin/other\n"
@@ -70,7 +70,7 @@ def test_a_renamed_environment_is_found_by_its_old_name(room: HubRoom) -> None:
     assert yanked.out == "yanked: admin/other@0.1.0\n", "changes follow too"
 
 
-def test_roles_transfer_and_fork(room: HubRoom) -> None:
+def test_roles_transfers_and_forks(room: HubRoom) -> None:
     with room.http.app.state.database.write() as session:
         accounts.add_user(session, "ada")
     added = room.wander("env", "owner", "add", "admin/say-env", "ada", "--role", "reader")
@@ -106,7 +106,7 @@ def test_roles_transfer_and_fork(room: HubRoom) -> None:
     assert "taken" in taken.err
 
 
-def test_an_organization_is_made_listed_and_removed(room: HubRoom) -> None:
+def test_organizations_are_created_listed_and_removed(room: HubRoom) -> None:
     assert room.wander("auth", "org", "new", "Lab").out == "created lab; you are its owner\n"
     assert room.wander("auth", "org", "new", "lab").status == 1
     found = [(one["name"], one["kind"]) for one in room.wander("auth", "org", "list", "--json").data]
@@ -116,7 +116,9 @@ def test_an_organization_is_made_listed_and_removed(room: HubRoom) -> None:
     assert "is not an organization" in room.wander("auth", "org", "remove", "admin", "--yes").err
 
 
-def test_visibility_of_one_and_of_new_ones(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visibility_of_an_environment_and_the_default_for_new_environments(
+    room: HubRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert room.wander("env", "owner", "visibility", "admin/say-env", "private").status == 0
     assert (
         room.wander("env", "owner", "visibility", "admin", "private").out
@@ -128,7 +130,7 @@ def test_visibility_of_one_and_of_new_ones(room: HubRoom, monkeypatch: pytest.Mo
     assert room.wander("env", "info", "admin/say-env").status == 3
 
 
-def test_tokens_are_made_listed_and_revoked(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_created_listed_and_revoked(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     made = room.wander(
         "auth", "token", "new", "ci", "--scope", "publish", "--for", "admin/say-env", "--days", "30"
     )
@@ -154,7 +156,7 @@ def test_tokens_are_made_listed_and_revoked(room: HubRoom, monkeypatch: pytest.M
     assert room.wander("auth", "token", "new", "").status == 2
 
 
-def test_pages_and_lists_mark_what_should_not_be_used(room: HubRoom, tmp_path: Path) -> None:
+def test_pages_and_lists_mark_yanked_and_deprecated_versions(room: HubRoom, tmp_path: Path) -> None:
     room.publish(make_wheel(tmp_path, version="0.2.0"))
     assert room.wander("env", "yank", "admin/say-env@0.1.0").status == 0
     assert room.wander("env", "deprecate", "admin/say-env").status == 0
@@ -165,7 +167,7 @@ def test_pages_and_lists_mark_what_should_not_be_used(room: HubRoom, tmp_path: P
     assert dict(zip(heading.split("\t"), row.split("\t"), strict=True))["status"] == "deprecated"
 
 
-def test_only_near_names_are_offered_for_one_that_is_not_there(room: HubRoom) -> None:
+def test_only_similar_names_are_suggested_for_an_unknown_name(room: HubRoom) -> None:
     assert "did you mean `admin/say-env`" in room.wander("env", "info", "admin/say-evn").err
     assert "did you mean `admin/say-env`" in room.wander("env", "info", "amdin/say-env").err
     far = room.wander("env", "info", "admin/mathbox")

@@ -105,7 +105,7 @@ BUILD_FIRST = {"publish"}
 """A hub's answers come after a build of seconds."""
 
 
-def test_every_command_is_tried_or_asks_no_hub() -> None:
+def test_every_command_is_tested_or_sends_no_request_to_a_hub() -> None:
     tried = {name for words in COMMANDS for name in ALL_COMMANDS if " ".join(words).startswith(name)}
     assert set(ALL_COMMANDS) - tried == ASK_NO_HUB | BUILD_FIRST
 
@@ -178,7 +178,7 @@ def find_harm(done: Result, home: Path, before: set[str], seconds: float) -> str
 
 @pytest.mark.full
 @pytest.mark.parametrize("start", [0, 1])
-def test_one_altered_value_does_no_harm(
+def test_one_altered_value_in_a_response_is_handled(
     start: int, room: Callable[..., Result], behind: LyingHub, home: Path
 ) -> None:
     found = []
@@ -227,7 +227,7 @@ WHOLE: dict[str, Callable[[str], Reply]] = {
 
 
 @pytest.mark.full
-def test_other_answers_do_no_harm(
+def test_unexpected_responses_are_handled(
     room: Callable[..., Result],
     behind: LyingHub,
     stranger: LyingHub,

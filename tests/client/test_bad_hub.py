@@ -70,7 +70,7 @@ def endless_gzip() -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-def test_an_answer_without_end_is_cut(liar: LyingHub, what: str) -> None:
+def test_an_endless_response_is_cut_off(liar: LyingHub, what: str) -> None:
     liar.alter("whoami", lambda _: ENDLESS[what]())
     with client_of(liar.url) as api, pytest.raises(Unavailable) as refused:
         api.whoami()
@@ -89,7 +89,7 @@ def test_an_answer_without_end_is_cut(liar: LyingHub, what: str) -> None:
         ("gzip", gzip.compress(b"{}", mtime=0) + b"more"),
     ],
 )
-def test_a_wrong_compression_is_a_fault_of_the_hub(liar: LyingHub, encoding: str, body: bytes) -> None:
+def test_invalid_compression_is_reported_as_a_hub_error(liar: LyingHub, encoding: str, body: bytes) -> None:
     liar.answer("whoami", body=body, Content_Encoding=encoding)
     with client_of(liar.url) as api, pytest.raises(Unavailable) as refused:
         api.whoami()
@@ -97,7 +97,7 @@ def test_a_wrong_compression_is_a_fault_of_the_hub(liar: LyingHub, encoding: str
 
 
 @pytest.mark.parametrize("piece", [b" ", b"1,", b"\n", bytes(100), b"\xff"])
-def test_an_answer_that_drips_is_given_up(liar: LyingHub, piece: bytes) -> None:
+def test_a_slow_response_times_out(liar: LyingHub, piece: bytes) -> None:
     liar.answer("whoami", body=slowly(piece))
     with client_of(liar.url) as api, pytest.raises(Unavailable) as refused:
         api.whoami()
@@ -106,9 +106,7 @@ def test_an_answer_that_drips_is_given_up(liar: LyingHub, piece: bytes) -> None:
 
 @pytest.mark.parametrize("size", [None, 10_000_000])
 @pytest.mark.parametrize("piece", [b"x", bytes(50), bytes(1000)])
-def test_a_file_that_drips_is_given_up(
-    liar: LyingHub, tmp_path: Path, piece: bytes, size: int | None
-) -> None:
+def test_a_slow_download_times_out(liar: LyingHub, tmp_path: Path, piece: bytes, size: int | None) -> None:
     liar.answer("/f", body=slowly(piece))
     with client_of(liar.url) as api, pytest.raises(Unavailable) as refused:
         api.download("/f", tmp_path / "f", None, size=size)
@@ -119,7 +117,7 @@ def test_a_file_that_drips_is_given_up(
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nX: ", b"H", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b""]
 )
-def test_a_head_that_drips_is_given_up(head: bytes) -> None:
+def test_slow_response_headers_time_out(head: bytes) -> None:
     """httpx bounds each read, which a byte now and then satisfies."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -153,7 +151,7 @@ def test_a_head_that_drips_is_given_up(head: bytes) -> None:
         b"NaN",
     ],
 )
-def test_json_that_breaks_parsers_is_a_fault_of_the_hub(liar: LyingHub, body: bytes) -> None:
+def test_json_that_breaks_parsers_is_reported_as_a_hub_error(liar: LyingHub, body: bytes) -> None:
     liar.answer("/", body=body)
     with client_of(liar.url) as api:
         for ask in (api.whoami, api.environments, api.runs):
@@ -172,7 +170,7 @@ def test_files_are_not_longer_than_the_hub_lists(liar: LyingHub, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pages_without_end_are_left(liar: LyingHub) -> None:
+def test_endless_pagination_is_stopped(liar: LyingHub) -> None:
     liar.answer("environments", body=b'{"data": [], "next": "again"}')
     liar.answer("rollouts", body=b'{"data": [], "total": 99999999999, "offset": 0}')
     with client_of(liar.url) as api:
@@ -189,7 +187,7 @@ BOARD = (
 
 
 @pytest.mark.parametrize("cursors", [repeat("again"), map(str, count())])
-def test_a_leaderboard_without_end_is_left(
+def test_an_endless_leaderboard_is_stopped(
     liar: LyingHub, monkeypatch: pytest.MonkeyPatch, cursors: Iterator[str]
 ) -> None:
     monkeypatch.setattr("wander_client.hub.connection.MOST_PAGES", 20)
@@ -210,7 +208,7 @@ def test_a_leaderboard_without_end_is_left(
         ([b"{}\n" * 3], "unexpected_answer"),
     ],
 )
-def test_rollouts_are_bounded_and_read_with_care(
+def test_the_size_of_downloaded_rollouts_is_limited(
     liar: LyingHub, monkeypatch: pytest.MonkeyPatch, lines: Any, code: str
 ) -> None:
     monkeypatch.setattr("wander_client.hub.api.LARGEST_RECORD", 500_000)
@@ -220,7 +218,7 @@ def test_rollouts_are_bounded_and_read_with_care(
     assert refused.value.code == code
 
 
-def test_rollouts_are_those_that_the_run_states(liar: LyingHub) -> None:
+def test_rollouts_must_match_the_digest_of_the_run(liar: LyingHub) -> None:
     line = b'{"example_id": "1", "index": 0, "seed": 1, "prompt": [], "completion": []}\n'
     liar.answer("rollouts.jsonl", body=line)
     with client_of(liar.url) as api, pytest.raises(Unavailable) as refused:
@@ -235,7 +233,7 @@ RETRY_AFTER = [
 
 
 @pytest.mark.parametrize("stated", [*RETRY_AFTER, "0", "0.5", "99999999999999999999"])
-def test_any_retry_after_is_waited_for_a_while_or_left(liar: LyingHub, stated: str) -> None:
+def test_retry_after_is_respected_up_to_a_limit(liar: LyingHub, stated: str) -> None:
     liar.answer("whoami", 503, Retry_After=stated.encode().decode("latin-1"))
     with client_of(liar.url) as api, pytest.raises(Unavailable):
         api.whoami()
@@ -258,7 +256,7 @@ JSON = st.recursive(
 
 
 @given(answer=JSON)
-def test_whatever_a_hub_answers_is_its_own_fault(answer: Any) -> None:
+def test_any_invalid_response_is_reported_as_a_hub_error(answer: Any) -> None:
     import httpx
 
     body = json.dumps(answer).encode()
@@ -293,7 +291,7 @@ def test_whatever_a_hub_answers_is_its_own_fault(answer: Any) -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_what_is_sent_goes_to_no_other_host(
+def test_uploads_do_not_follow_redirects_to_other_hosts(
     liar: LyingHub, stranger: LyingHub, status: int, method: str
 ) -> None:
     liar.answer("/", status, Location=f"{stranger.url}/api/v1/whoami")
@@ -304,7 +302,9 @@ def test_what_is_sent_goes_to_no_other_host(
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_question_is_led_to_no_other_host(liar: LyingHub, stranger: LyingHub, status: int) -> None:
+def test_requests_do_not_follow_redirects_to_other_hosts(
+    liar: LyingHub, stranger: LyingHub, status: int
+) -> None:
     liar.answer("/", status, Location=f"{stranger.url}/")
     with client_of(liar.url, "wnd_secret") as api, pytest.raises(ClientError) as refused:
         api.whoami()
@@ -326,14 +326,14 @@ def test_a_question_is_led_to_no_other_host(liar: LyingHub, stranger: LyingHub, 
         "?",
     ],
 )
-def test_a_redirect_to_nowhere_is_a_fault_of_the_hub(liar: LyingHub, place: str) -> None:
+def test_an_invalid_redirect_is_reported_as_a_hub_error(liar: LyingHub, place: str) -> None:
     liar.answer("/", 307, Location=place)
     with client_of(liar.url, "wnd_secret") as api, pytest.raises(ClientError) as refused:
         api.whoami()
     assert refused.value.code in ("unexpected_answer", "redirected")
 
 
-def test_a_file_may_lie_elsewhere_and_the_token_stays(
+def test_a_file_may_be_on_another_host_which_does_not_get_the_token(
     liar: LyingHub, stranger: LyingHub, tmp_path: Path
 ) -> None:
     stranger.answer("/", body=b"bytes")
@@ -347,7 +347,7 @@ def test_a_file_may_lie_elsewhere_and_the_token_stays(
     assert {seen.headers.get("Authorization") for seen in liar.seen} == {"Bearer wnd_secret"}
 
 
-def test_the_variables_token_goes_to_its_own_hub_alone(
+def test_the_token_of_the_variable_is_only_sent_to_its_own_hub(
     wander: Wander, liar: LyingHub, stranger: LyingHub, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     monkeypatch.setenv("WANDER_TOKEN", "wnd_mine")
@@ -371,7 +371,7 @@ def test_the_variables_token_goes_to_its_own_hub_alone(
     assert {seen.headers.get("Authorization") for seen in liar.seen} == {"Bearer wnd_mine"}
 
 
-def test_a_stored_token_goes_to_its_own_hub_alone(
+def test_a_stored_token_is_only_sent_to_its_own_hub(
     wander: Wander, liar: LyingHub, stranger: LyingHub, home: Path
 ) -> None:
     (home / "config").mkdir()
@@ -399,7 +399,7 @@ def test_a_stored_token_goes_to_its_own_hub_alone(
         ("http://[::1]:9", False),
     ],
 )
-def test_a_token_that_travels_in_the_open_is_warned_of(
+def test_sending_a_token_without_tls_prints_a_warning(
     monkeypatch: pytest.MonkeyPatch, home: Path, hub: str, warned: bool
 ) -> None:
     from wander_client.context import CommonOptions, Invocation

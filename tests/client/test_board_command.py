@@ -50,7 +50,7 @@ def test_boards_are_listed_edited_and_reset(room: HubRoom) -> None:
     assert room.wander("leaderboard", NAME, "--board", other, "--json").data["title"] == ""
 
 
-def test_people_see_the_columns_that_the_owners_chose(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boards_show_the_columns_that_the_owner_chose(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     board = names(room)[0]
     columns = "level,model,reward,metric:right,interval,rank,examples"
     done = room.wander(
@@ -68,7 +68,7 @@ def test_people_see_the_columns_that_the_owners_chose(room: HubRoom, monkeypatch
     assert " ".join(heading.split()) == "level model mean reward right 95% interval rank examples run"
 
 
-def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Path) -> None:
+def test_proofs_of_a_run_are_printed_by_level(room: HubRoom, home: Path) -> None:
     told = room.wander("runs", "evidence", "runs/good")
     assert told.status == 0, told.err
     lines = told.out.splitlines()
@@ -105,21 +105,21 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
         (("--title", "x" * 101), 2, "`title`"),
     ],
 )
-def test_a_wrong_edit_says_what_is_wrong(
+def test_an_invalid_edit_of_a_board_is_explained(
     room: HubRoom, words: tuple[str, ...], status: int, said: str
 ) -> None:
     done = room.wander("env", "board", "edit", NAME, names(room)[0], *words)
     assert (done.status, said in done.err) == (status, True), done.err
 
 
-def test_a_board_that_is_not_there(room: HubRoom) -> None:
+def test_an_unknown_board_is_not_found(room: HubRoom) -> None:
     missing = room.wander("env", "board", "edit", NAME, "zzz", "--pin")
     assert missing.status == 3
     assert "has no board `zzz`" in missing.err
     assert room.wander("env", "board", "list", f"{NAME}@9.9").status == 3
 
 
-def test_a_run_is_hidden_with_a_reason_and_shown_again(room: HubRoom) -> None:
+def test_a_run_is_hidden_with_a_reason_and_then_shown_again(room: HubRoom) -> None:
     busy = names(room)[0]
     assert room.wander("env", "board", "hide", "runs/good").status == 2
     assert room.wander("env", "board", "hide", "runs/good", "--reason", "  ").status == 2
@@ -135,7 +135,7 @@ def test_a_run_is_hidden_with_a_reason_and_shown_again(room: HubRoom) -> None:
     assert [row["model"] for row in board["rows"]] == ["good", "bad"]
 
 
-def test_runs_with_the_same_answers_are_one_entry_and_the_owner_chooses(room: HubRoom, home: Path) -> None:
+def test_runs_with_equal_answers_are_folded_unless_the_owner_unfolds_them(room: HubRoom, home: Path) -> None:
     posted = []
     for name in ("first", "renamed"):
         run = write_run(home / "runs" / name, rewards=[1.0, 0.0, 1.0, 1.0], model=name, said="one")
@@ -153,7 +153,7 @@ def test_runs_with_the_same_answers_are_one_entry_and_the_owner_chooses(room: Hu
     assert rows() == dict.fromkeys(posted, 0)
 
 
-def test_rows_say_what_nobody_derives_and_which_names_look_alike(
+def test_rows_show_truncation_and_similar_names(
     room: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endings = ("timeout_reached", "context_overflow", "timeout_reached")

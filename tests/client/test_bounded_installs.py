@@ -109,7 +109,7 @@ def test_a_package_of_ordinary_size_is_installed(install, home: Path) -> None:
         assert install(address) is None
 
 
-def test_a_file_that_unpacks_to_too_much_ends_the_installation(install, home: Path, monkeypatch) -> None:
+def test_a_file_that_unpacks_too_large_stops_the_installation(install, home: Path, monkeypatch) -> None:
     monkeypatch.setattr(uv, "_LARGEST_FILE", 16 << 20)
     content = bomb(home, files=1, size=64 << 20)
     with index(listing, lambda: content) as address:
@@ -120,7 +120,7 @@ def test_a_file_that_unpacks_to_too_much_ends_the_installation(install, home: Pa
     assert left_in(home / "uv-cache") < 1 << 20
 
 
-def test_many_files_that_fill_the_disk_end_the_installation(install, home: Path, monkeypatch) -> None:
+def test_too_many_files_stop_the_installation(install, home: Path, monkeypatch) -> None:
     monkeypatch.setattr(uv, "_LARGEST_INSTALL", 64 << 20)
     content = bomb(home, files=300, size=2 << 20)
     with index(listing, lambda: content) as address:
@@ -131,7 +131,7 @@ def test_many_files_that_fill_the_disk_end_the_installation(install, home: Path,
     assert left_in(home / "venv") < 1 << 20
 
 
-def test_an_endless_file_ends_the_installation(install, home: Path, monkeypatch) -> None:
+def test_an_endless_file_stops_the_installation(install, home: Path, monkeypatch) -> None:
     monkeypatch.setattr(uv, "_SECONDS", 2.0)  # uv looks for the metadata behind it, and keeps nothing
     # One entry that is stored and states a terabyte.
     head = b"PK\x03\x04" + struct.pack("<5H3L2H", 45, 0, 0, 0, 33, 0, 2**32 - 1, 2**32 - 1, 4, 20)
@@ -143,7 +143,7 @@ def test_an_endless_file_ends_the_installation(install, home: Path, monkeypatch)
     assert left_in(home / "uv-cache") < 1 << 20
 
 
-def test_an_endless_page_takes_bounded_memory(install, monkeypatch) -> None:
+def test_an_endless_page_uses_limited_memory(install, monkeypatch) -> None:
     monkeypatch.setattr(uv, "_LARGEST_MEMORY", 512 << 20)
     with index(lambda: endless(b"<a>" + b" " * (1 << 20) + b"</a>")) as address:
         refused = install(address)
@@ -152,7 +152,7 @@ def test_an_endless_page_takes_bounded_memory(install, monkeypatch) -> None:
     assert "memory" in str(refused)
 
 
-def test_an_index_that_never_ends_an_answer_takes_bounded_time(install, monkeypatch) -> None:
+def test_an_index_that_never_finishes_a_response_times_out(install, monkeypatch) -> None:
     over = threading.Event()
 
     def drip() -> Iterator[bytes]:
@@ -168,7 +168,7 @@ def test_an_index_that_never_ends_an_answer_takes_bounded_time(install, monkeypa
 
 
 @pytest.mark.parametrize(("free", "kept", "is_left"), [(100, 20, False), (100, 5, True), (12, 20, True)])
-def test_some_of_the_disk_is_kept_free(
+def test_an_installation_leaves_some_disk_space_free(
     free: int, kept: int, is_left: bool, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(uv.KEPT_FREE, str(kept))
@@ -178,7 +178,7 @@ def test_some_of_the_disk_is_kept_free(
     assert room.is_within() is is_left
 
 
-def test_a_lock_that_states_too_many_bytes_is_refused(monkeypatch) -> None:
+def test_a_lock_that_lists_too_many_bytes_is_rejected(monkeypatch) -> None:
     files = [
         {
             "name": f"p{number}",

@@ -34,7 +34,7 @@ def complete(folder: Path, text: str = "python") -> None:
     (folder / "bin" / "python").write_text(text)
 
 
-def test_of_two_that_want_the_same_one_builds_and_the_other_waits(tmp_path):
+def test_simultaneous_builds_of_one_virtualenv_build_it_once(tmp_path):
     cache = VirtualEnvironments(tmp_path)
     building, go_on, built, seen = threading.Event(), threading.Event(), [], []
 
@@ -61,7 +61,7 @@ def test_of_two_that_want_the_same_one_builds_and_the_other_waits(tmp_path):
     assert cache.names() == ["one"]
 
 
-def test_a_use_changes_no_file_that_a_copy_shares(tmp_path):
+def test_using_a_virtualenv_does_not_change_shared_files(tmp_path):
     """An installation into the copy would blame a package for the change."""
     cache, copy = VirtualEnvironments(tmp_path / "cache"), tmp_path / "copy"
     with cache.hold("one", HERE, complete) as place:
@@ -74,7 +74,7 @@ def test_a_use_changes_no_file_that_a_copy_shares(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
 
 
-def test_different_ones_are_built_side_by_side(tmp_path):
+def test_different_virtualenvs_are_built_in_parallel(tmp_path):
     cache = VirtualEnvironments(tmp_path)
     together = threading.Barrier(2, timeout=WAIT)
 
@@ -94,7 +94,7 @@ def test_different_ones_are_built_side_by_side(tmp_path):
     assert cache.names() == ["one", "two"]
 
 
-def test_a_failed_build_leaves_nothing_and_the_old_one_stands(tmp_path):
+def test_a_failed_build_leaves_nothing_and_keeps_the_old_virtualenv(tmp_path):
     cache = VirtualEnvironments(tmp_path)
     with cache.hold("one", HERE, complete):
         pass
@@ -131,7 +131,7 @@ with VirtualEnvironments(Path(sys.argv[1])).hold("one", HERE, build):
 """
 
 
-def test_a_killed_build_leaves_nothing_usable_and_is_swept_away(tmp_path):
+def test_a_killed_build_is_removed_and_never_used(tmp_path):
     cache = VirtualEnvironments(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -148,7 +148,7 @@ def test_a_killed_build_leaves_nothing_usable_and_is_swept_away(tmp_path):
     assert not left.exists()
 
 
-def test_what_somebody_holds_is_not_removed(tmp_path):
+def test_virtualenvs_in_use_are_not_removed(tmp_path):
     cache = VirtualEnvironments(tmp_path)
     with cache.hold("one", HERE, complete):
         assert not cache.remove("one")
@@ -156,7 +156,7 @@ def test_what_somebody_holds_is_not_removed(tmp_path):
     assert not cache.remove("one")
 
 
-def test_space_counts_links_once_and_tells_what_removal_frees(tmp_path):
+def test_sizes_count_hard_links_once_and_show_what_removal_frees(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "own").write_bytes(b"x" * 100)
@@ -167,7 +167,7 @@ def test_space_counts_links_once_and_tells_what_removal_frees(tmp_path):
     assert (found.size, found.frees) == (1100, 100)
 
 
-def test_sizes_are_readable():
+def test_sizes_are_printed_with_units():
     sizes = [0, 999, 1000, 12_345, 999_999, 1_500_000, 34_000_000_000, 2_000_000_000_000]
     assert [readable(size) for size in sizes] == [
         "0 B", "999 B", "1.0 kB", "12 kB", "1.0 MB", "1.5 MB", "34 GB", "2.0 TB"
@@ -254,14 +254,14 @@ def test_the_cache_is_listed_and_pruned(wander, store):
     assert len(store.virtualenvs.names()) == 1
 
 
-def test_a_virtual_environment_that_an_installation_just_made_stays(wander, store):
+def test_a_virtualenv_that_was_just_installed_is_not_pruned(wander, store):
     place = install(store, "new", "a" * 64)
     shutil.rmtree(store.root / "hub" / "acme")
     assert wander("cache", "prune").out == "nothing to remove\n"
     assert place.exists()
 
 
-def test_uninstalling_removes_what_no_other_environment_uses(wander, store):
+def test_uninstalling_removes_unused_virtualenvs(wander, store):
     place = install(store, "one", "a" * 64)
     install(store, "two", "a" * 64)
     wander("env", "uninstall", "acme/one")
@@ -270,7 +270,7 @@ def test_uninstalling_removes_what_no_other_environment_uses(wander, store):
     assert not place.exists()
 
 
-def test_the_folder_is_told(wander, store):
+def test_the_cache_folder_is_printed(wander, store):
     assert wander("cache", "dir").out.strip() == str(store.virtualenvs.root)
     assert json.loads(wander("cache", "dir", "--json").out)["data"] == {"path": str(store.virtualenvs.root)}
     assert wander("cache", "list", "--json").data == []

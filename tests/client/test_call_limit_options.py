@@ -12,7 +12,7 @@ from wander.types import Usage
 from wander_client.evaluate.progress import rate_limit_note
 
 
-def test_calls_are_counted_and_told(wander: Wander, folder: Path) -> None:
+def test_model_calls_are_counted_and_printed(wander: Wander, folder: Path) -> None:
     words = ("-n", "4", "--concurrency", "2", "--set", "max_rollouts=3")
     with chat_endpoint(lambda messages: "x") as endpoint:
         asked = ("eval", str(folder), "-m", "echo", "-b", endpoint.base_url, *words)
@@ -24,7 +24,7 @@ def test_calls_are_counted_and_told(wander: Wander, folder: Path) -> None:
     assert data["endpoints"] == {"calls": 4, "retries": 0, "refusals": 0, "paused_seconds": 0.0, "cached": 0}
 
 
-def test_a_bound_below_one_is_refused(wander: Wander, folder: Path) -> None:
+def test_a_call_limit_below_one_is_rejected(wander: Wander, folder: Path) -> None:
     result = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--set", "max_rollouts=0")
     assert result.status == 2
 
@@ -37,7 +37,7 @@ def test_a_bound_below_one_is_refused(wander: Wander, folder: Path) -> None:
         (0.5, 19.6, "  rate-limited: waiting 20 s"),
     ],
 )
-def test_progress_tells_of_a_rate_limit(rate: float | None, paused: float, words: str) -> None:
+def test_progress_shows_a_rate_limit(rate: float | None, paused: float, words: str) -> None:
     progress = Progress(
         done=1,
         total=9,

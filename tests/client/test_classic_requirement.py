@@ -16,12 +16,12 @@ from wander_client.packages.library_use import library_of, sources_of_wheel
 @pytest.mark.parametrize(
     "wanted", ["", ">=0.1.3", "==0.1.5", ">=0.1.11.dev0", "~=0.2.0", "<0.2,>=0.1.9", "<1"]
 )
-def test_every_range_that_reaches_the_classic_api_gets_ours(wanted):
+def test_every_version_range_of_the_classic_api_gets_our_package(wanted):
     assert not classic.wants_later(SpecifierSet(wanted))
 
 
 @pytest.mark.parametrize("wanted", [">=0.4", "==0.4.0", "~=0.4.1", ">0.3.1,!=0.4.0", "==0.4.*"])
-def test_a_package_for_later_releases_keeps_upstreams(wanted):
+def test_a_package_for_later_releases_keeps_the_upstream_library(wanted):
     assert classic.wants_later(SpecifierSet(wanted))
 
 
@@ -99,12 +99,12 @@ CLASSIC = "import verifiers as vf\ndef load_environment(): ...\n"
         ({"a": "vf = require('verifiers')\ndef load_environment(): ...\n"}, False),
     ],
 )
-def test_the_code_decides_where_the_requirement_says_nothing(tmp_path, sources, upstream):
+def test_the_code_decides_if_the_requirement_has_no_version(tmp_path, sources, upstream):
     assert classic.keeps_upstream(wheel(tmp_path, **sources), ["verifiers"]) is upstream
     assert classic.keeps_upstream(wheel(tmp_path, **sources), ["verifiers>=0.4"])
 
 
-def test_an_import_by_name_is_seen_beside_a_loader(tmp_path):
+def test_a_dynamic_import_next_to_a_loader_is_found(tmp_path):
     loader = "def load_environment():\n    vf = require('verifiers')\n"
     assert library_of(sources_of_wheel(wheel(tmp_path, a=loader))) == "verifiers"
     assert library_of(sources_of_wheel(wheel(tmp_path, a="x = 'verifiers'\n"))) is None

@@ -56,29 +56,29 @@ def test_a_group_lists_its_commands(group: str, wander: Wander) -> None:
     assert wander(group, "--help", "--json").data["help"] == shown.out.rstrip("\n")
 
 
-def test_everything_is_in_one_place() -> None:
+def test_each_command_is_in_one_group_with_one_location() -> None:
     assert {name.partition(" ")[0] for name in GROUPED} == set(GROUPS)
     assert len({entry.location for entry in COMMANDS.values()}) == len(COMMANDS)
 
 
-def test_the_schema_of_an_answer_is_called_like_the_command(wander: Wander) -> None:
+def test_json_schemas_are_named_after_their_commands(wander: Wander) -> None:
     assert wander("env", "list", "--json").json["schema"] == "wander.env-list/1"
     assert wander("runs", "--json").json["schema"] == "wander.runs-list/1"
 
 
-def test_a_group_with_a_default_needs_no_word(wander: Wander) -> None:
+def test_a_group_with_a_default_command_runs_without_a_subcommand(wander: Wander) -> None:
     shown = wander("runs", "list", "--json").json
     for words in (["runs"], ["runs", "--limit", "3"], ["--plain", "runs"]):
         assert wander(*words, "--json").json == shown
     assert wander("env").out == wander("env", "--help").out
 
 
-def test_a_word_that_a_group_lacks_is_told_with_what_was_meant(wander: Wander) -> None:
+def test_an_unknown_subcommand_gets_a_suggestion(wander: Wander) -> None:
     error = wander("runs", "compar", "--json").json["error"]
     assert (error["code"], error["hint"]) == ("unknown_command", "did you mean `compare`?")
 
 
-def test_no_word_at_all_shows_the_help(wander: Wander) -> None:
+def test_no_arguments_show_the_help(wander: Wander) -> None:
     assert wander().out == wander("--help").out
 
 
@@ -92,22 +92,22 @@ def test_every_command_has_help_with_an_example_and_the_common_options(name: str
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_list_of_sub_commands_cuts_no_sentence(name: str, wander: Wander) -> None:
+def test_summaries_of_subcommands_are_not_cut(name: str, wander: Wander) -> None:
     assert "..." not in wander(*name.split(), "--help").out.partition("\nCommands:\n")[2]
 
 
-def test_the_sub_commands_of_runs_stand_in_the_order_of_their_use(wander: Wander) -> None:
+def test_subcommands_of_runs_are_listed_in_the_order_of_use(wander: Wander) -> None:
     shown = wander("runs", "--help").out.partition("\nCommands:\n")[2]
     assert re.findall(ROWS, shown)[:3] == ["list", "search", "show"]
 
 
-def test_a_wrong_line_of_a_sub_command_leads_to_the_help_of_that(wander: Wander) -> None:
+def test_an_error_of_a_subcommand_points_to_its_help(wander: Wander) -> None:
     result = wander("env", "board", "hide", "RUN")
     assert (result.status, "missing option `--reason`" in result.err) == (2, True)
     assert "hint: run `wander env board hide --help`" in result.err
 
 
-def test_a_value_that_is_none_of_a_list_is_told_in_plain_words(wander: Wander) -> None:
+def test_a_value_outside_of_the_choices_is_explained(wander: Wander) -> None:
     result = wander("leaderboard", "acme/wordle", "--level", "best")
     assert result.status == 2
     assert "`--level`: 'best' is not one of 'complete', " in result.err
@@ -118,7 +118,7 @@ def test_an_error_names_the_flag_that_was_typed(wander: Wander) -> None:
     assert "error: `--num-examples`: " in wander("eval", "acme/wordle", "--num-examples=0").err
 
 
-def test_help_of_a_command_can_be_asked_both_ways(wander: Wander) -> None:
+def test_help_works_as_a_command_and_as_an_option(wander: Wander) -> None:
     assert wander("help", "search").out == wander("search", "--help").out
 
 
@@ -166,11 +166,11 @@ def test_every_kind_of_error_has_its_exit_status_and_code(
     assert (explained.status, explained.code) == (status, code)
 
 
-def test_a_missing_extra_says_what_to_install() -> None:
+def test_an_error_about_a_missing_extra_prints_the_installation_command() -> None:
     assert "wander-sdk[train]" in str(explain(MissingExtra("train", needed_for="training")).hint)
 
 
-def test_a_bug_of_ours_leaves_its_traceback_in_a_file(
+def test_an_internal_error_writes_its_traceback_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDER_STATE_DIR", str(tmp_path))
@@ -196,18 +196,18 @@ def test_a_bug_of_ours_leaves_its_traceback_in_a_file(
         (["whoam"], "did you mean `auth whoami`"),
     ],
 )
-def test_a_typo_is_answered_with_what_was_meant(words: list[str], part: str, wander: Wander) -> None:
+def test_a_mistyped_command_gets_a_suggestion(words: list[str], part: str, wander: Wander) -> None:
     result = wander(*words)
     assert result.status == 2
     assert result.out == ""
     assert part in result.err
 
 
-def test_the_beginning_of_an_option_is_answered_with_the_whole(wander: Wander) -> None:
+def test_an_abbreviated_option_gets_a_suggestion(wander: Wander) -> None:
     assert "did you mean `--num-examples`?" in wander("eval", "x", "--num", "5").err
 
 
-def test_an_unknown_option_is_a_usage_error_in_our_shape(wander: Wander) -> None:
+def test_an_unknown_option_is_a_usage_error_with_a_hint(wander: Wander) -> None:
     result = wander("search", "--ownr", "me")
     assert result.status == 2
     assert result.err.startswith("error: unknown option `--ownr`")
@@ -227,7 +227,7 @@ def test_an_unknown_option_is_a_usage_error_in_our_shape(wander: Wander) -> None
         (["--hub", "https://g", "search", "--hub", "https://h"], "plain", "https://h"),
     ],
 )
-def test_common_options_stand_anywhere(
+def test_common_options_work_before_and_after_the_command(
     words: list[str], mode: str, hub: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, str] = {}
@@ -243,7 +243,7 @@ def test_common_options_stand_anywhere(
 
 
 @pytest.mark.parametrize("words", [["search", "--hub"], ["search", "--hub", "--json"], ["--color", "red"]])
-def test_a_common_option_without_a_good_value_is_refused(words: list[str], wander: Wander) -> None:
+def test_invalid_values_of_common_options_are_rejected(words: list[str], wander: Wander) -> None:
     assert wander(*words).status == 2
 
 
@@ -270,13 +270,13 @@ def test_python_m_is_the_command_and_its_status_is_the_exit_status() -> None:
     assert done.stderr.startswith("error: ")
 
 
-def test_main_forgets_the_invocation_when_it_ends(wander: Wander) -> None:
+def test_main_resets_the_invocation_when_it_returns(wander: Wander) -> None:
     wander("env", "list")
     with pytest.raises(RuntimeError, match="no command is running"):
         current()
 
 
-def test_a_closed_pipe_ends_quietly() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     code = "from wander_client.main import main; import sys; sys.exit(main(['--help']))"
     done = subprocess.run(
         ["sh", "-c", f'"{sys.executable}" -c "{code}" | true; :'], capture_output=True, text=True, check=True

@@ -36,7 +36,7 @@ def test_a_terminal_gets_the_human_mode_and_a_pipe_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("variable", AGENT_VARIABLES)
-def test_an_agent_gets_the_plain_mode_unless_the_user_says_otherwise(variable: str) -> None:
+def test_agents_get_the_plain_mode_by_default(variable: str) -> None:
     assert choose_mode(None, {variable: "1"}, terminal=True) == "plain"
     assert choose_mode(None, {variable: "1", "WANDER_OUTPUT": "human"}, terminal=True) == "human"
 
@@ -45,7 +45,7 @@ def test_the_flag_wins_over_the_variable() -> None:
     assert choose_mode("quiet", {"WANDER_OUTPUT": "json"}, terminal=True) == "quiet"
 
 
-def test_an_unknown_mode_is_refused() -> None:
+def test_an_unknown_output_mode_is_rejected() -> None:
     with pytest.raises(UsageError, match="WANDER_OUTPUT"):
         choose_mode(None, {"WANDER_OUTPUT": "fancy"}, terminal=True)
 
@@ -82,7 +82,7 @@ def test_a_human_table_lines_up_also_with_wide_characters() -> None:
     assert lines == ["name   n", "日本  10", "ab     1"]
 
 
-def test_a_narrow_terminal_cuts_only_the_columns_that_may_be_cut() -> None:
+def test_a_narrow_terminal_shortens_only_flexible_columns() -> None:
     rows = [["x" * 40, "abcdefghijklmnopqrstuvwxyz" * 2, "y" * 40]]
     ((first, middle, last),) = shrink_columns(["id", "text", "run"], rows, ["text"], 100)
     assert (first, last) == ("x" * 40, "y" * 40)
@@ -90,7 +90,7 @@ def test_a_narrow_terminal_cuts_only_the_columns_that_may_be_cut() -> None:
     assert shrink_columns(["id", "text", "run"], rows, ["text"], 500) == rows
 
 
-def test_a_narrow_terminal_leaves_columns_out_before_one_cannot_be_read() -> None:
+def test_a_narrow_terminal_omits_columns_before_they_become_unreadable() -> None:
     columns, rows = ["run", "model", "by", "when"], [["x" * 8, "m" * 60, "y" * 10, "z" * 10]]
     kept = {
         width: fit_columns(columns, rows, ["model"], ["when", "by"], width) for width in (200, 60, 50, 40, 10)
@@ -100,7 +100,7 @@ def test_a_narrow_terminal_leaves_columns_out_before_one_cannot_be_read() -> Non
 
 
 @given(st.text(), st.integers(min_value=4, max_value=50))
-def test_a_cut_text_keeps_its_ends_and_its_bound(text: str, width: int) -> None:
+def test_a_shortened_text_keeps_both_ends_and_fits_the_limit(text: str, width: int) -> None:
     short = cut(text, width)
     assert len(short) <= max(width, 0)
     assert short == text or (short.startswith(text[:1]) and "..." in short)
@@ -125,7 +125,7 @@ def test_quiet_keeps_the_answer_and_warnings_and_drops_notes(capsys: pytest.Capt
     assert capsys.readouterr() == ("42\n", "")
 
 
-def test_an_error_is_uv_shaped_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_on_stderr_have_the_format_of_uv(capsys: pytest.CaptureFixture[str]) -> None:
     error = ClientError("`x` broke", hint="run `y`", detail="because\nof z")
     Output("plain", environ={}).error(error)
     out, err = capsys.readouterr()
@@ -140,13 +140,13 @@ def test_an_error_in_json_mode_is_one_object_on_stdout(capsys: pytest.CaptureFix
     assert err == ""
 
 
-def test_a_question_that_nobody_can_answer_names_the_flag() -> None:
+def test_a_prompt_without_a_terminal_names_the_flag() -> None:
     with pytest.raises(UsageError, match="cannot ask for confirmation with `--json`") as refused:
         Output("json").ask("Type `x` to delete it", flag="--yes")
     assert refused.value.hint == "pass `--yes`"
 
 
-def test_progress_without_a_terminal_is_a_line_for_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_a_terminal_prints_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with Output("plain", environ={}).progress("playing", 1000) as bar:
         for done in range(1001):
             bar.update(done)
@@ -162,7 +162,7 @@ def test_progress_shows_the_note_in_one_line(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("mode", ["json", "quiet"])
-def test_progress_is_silent_where_nobody_watches(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_silent_in_quiet_and_json_modes(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     with Output("json" if mode == "json" else "quiet", environ={}).progress("playing", 2) as bar:
         bar.update(2)
     assert capsys.readouterr() == ("", "")
@@ -187,17 +187,17 @@ def test_visible_text_holds_no_control_character(text: str) -> None:
 
 
 @given(st.text())
-def test_one_line_is_one_line(text: str) -> None:
+def test_line_breaks_in_values_do_not_split_lines(text: str) -> None:
     assert len(one_line(text).splitlines()) <= 1
     assert "\t" not in one_line(text)
 
 
 @given(st.text(alphabet=st.characters(codec="ascii", categories=["L", "N", "P", "Zs"])))
-def test_harmless_text_is_shown_as_it_is(text: str) -> None:
+def test_harmless_text_is_printed_unchanged(text: str) -> None:
     assert visible(text) == text
 
 
-def test_a_reader_with_a_narrow_encoding_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_works_in_a_narrow_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
@@ -211,7 +211,7 @@ def test_no_escape_code_reaches_a_pipe(wander: Wander) -> None:
         assert "\x1b" not in result.out + result.err
 
 
-def test_a_number_agrees_with_its_word() -> None:
+def test_nouns_agree_with_their_numbers() -> None:
     assert [counted(number, "rollout") for number in (0, 1, 2000)] == [
         "0 rollouts",
         "1 rollout",
@@ -222,9 +222,7 @@ def test_a_number_agrees_with_its_word() -> None:
 @pytest.mark.parametrize(
     "character", ["\x9b", "\x85", "\x7f", "\u202e", "\u2066", "\u200b", "\u2028", "\ufeff", "\x1b"]
 )
-def test_json_on_a_terminal_holds_no_command_of_it(
-    character: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_on_a_terminal_has_no_escape_codes(character: str, capsys: pytest.CaptureFixture[str]) -> None:
     output = Output("json")
     output.warn(f"w{character}")
     output.envelope({"name": f"a{character}31m"})

@@ -12,7 +12,7 @@ def evaluated(wander: Wander, folder: Path, function: str, *words: str) -> str:
     return str(done.data["run_dir"])
 
 
-def test_a_better_run_is_told_with_its_examples(wander: Wander, folder: Path) -> None:
+def test_a_better_run_is_printed_with_its_examples(wander: Wander, folder: Path) -> None:
     before = evaluated(wander, folder, "wrong")
     after = evaluated(wander, folder, "breaks_on_three")
     done = wander("runs", "compare", before, after)
@@ -25,7 +25,7 @@ def test_a_better_run_is_told_with_its_examples(wander: Wander, folder: Path) ->
     assert len(data["by_example"]) == 7
 
 
-def test_runs_that_differ_in_more_than_the_model_are_warned_of(wander: Wander, folder: Path) -> None:
+def test_runs_that_differ_in_more_than_the_model_cause_a_warning(wander: Wander, folder: Path) -> None:
     before = evaluated(wander, folder, "solver")
     after = evaluated(wander, folder, "solver", "--seed", "3")
     done = wander("runs", "compare", before, after)

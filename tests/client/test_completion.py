@@ -41,13 +41,13 @@ def test_the_first_word_is_a_command_or_a_group() -> None:
     assert words("wander lea") == ["leaderboard"]
 
 
-def test_a_group_and_a_command_of_several_offer_their_commands() -> None:
+def test_groups_complete_their_subcommands() -> None:
     assert words("wander runs re") == ["report", "replay", "rerun", "regrade", "rename"]
     assert words("wander env board h") == ["hide"]
     assert words("wander --json auth token ") == ["new", "list", "revoke"]
 
 
-def test_options_and_their_values(installed: Path) -> None:
+def test_options_and_their_values_are_completed(installed: Path) -> None:
     assert "--max-tokens" in words("wander eval acme/wordle --max")
     assert "--json" in words("wander search --js")
     assert words("wander leaderboard acme/wordle --level res") == ["rescored"]
@@ -56,7 +56,7 @@ def test_options_and_their_values(installed: Path) -> None:
     assert words("wander eval acme/wordle --model ")[1:] == [f"{installed}/runs/second/model"]
 
 
-def test_arguments_are_names_of_things_here_or_files(installed: Path) -> None:
+def test_arguments_complete_to_local_names_or_files(installed: Path) -> None:
     assert words("wander eval ac") == ["acme/wordle"]
     runs = {str(installed / "runs" / name) for name in ("first", "second")}
     assert set(words("wander runs compare ")) == runs
@@ -96,7 +96,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}\""""
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_each_shell_is_one_that_it_reads(shell: str, shell_environ: dict[str, str]) -> None:
+def test_each_shell_can_read_its_completion_script(shell: str, shell_environ: dict[str, str]) -> None:
     environ = {**shell_environ, COMPLETION: f"{shell}_source"}
     script = subprocess.run(["wander"], env=environ, capture_output=True, text=True, check=True).stdout
     assert COMPLETION in script

@@ -39,7 +39,7 @@ def test_an_engine_that_is_not_installed_is_named(
     assert error["hint"] == f"install it: `pip install --index-url {index} wander-ray`"
 
 
-def test_what_asks_for_no_engine_imports_none(folder: Path) -> None:
+def test_commands_without_an_engine_import_no_engine(folder: Path) -> None:
     command = ["eval", str(folder), *WORDS]
     program = f"import sys; from wander_client.main import main; assert main({command}) == 0"
     done = subprocess.run(
@@ -50,9 +50,7 @@ def test_what_asks_for_no_engine_imports_none(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_ray_is_named_where_it_is_missing(
-    wander: Wander, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_ray_is_named(wander: Wander, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     error = wander("eval", str(folder), *WORDS, "--engine", "ray", "--json").json["error"]
     assert (error["code"], error["hint"]) == ("missing_extra", "install it: `pip install 'ray>=2.49'`")

@@ -19,7 +19,7 @@ versions = st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){0,2}((a|b|rc)[0-9]{1,2})?(\.
 
 
 @given(owners, names, versions)
-def test_an_exact_name_is_read_in_its_normal_form(owner: str, name: str, version: str) -> None:
+def test_names_are_normalized(owner: str, name: str, version: str) -> None:
     found = parse_name(f"{owner}/{name}@{version}")
     assert found == EnvironmentName(owner, canonicalize_name(name), str(Version(version)))
     assert parse_name(str(found)) == found
@@ -33,7 +33,7 @@ def test_no_version_and_latest_both_mean_the_newest(owner: str, name: str) -> No
 
 @given(st.text())
 @example("longer than any name of a file " * 99)
-def test_any_other_text_is_a_usage_error_or_a_name(text: str) -> None:
+def test_any_text_is_a_name_or_a_usage_error(text: str) -> None:
     try:
         found = parse_name(text)
     except UsageError:
@@ -47,12 +47,12 @@ def test_any_other_text_is_a_usage_error_or_a_name(text: str) -> None:
     "spec",
     ["", "/", "a/", "/b", "a/b/c", "a b/c", "-a/b", "a-/b", "a/-b", "../b", "a/..", "a/b@", "a/b@x", "a@1"],
 )
-def test_what_is_no_name_is_refused(spec: str) -> None:
+def test_invalid_names_are_rejected(spec: str) -> None:
     with pytest.raises(UsageError):
         parse_name(spec)
 
 
-def test_a_path_for_a_name_is_told_that_no_folder_will_do(
+def test_a_path_is_rejected_if_a_command_needs_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -70,7 +70,7 @@ def test_dash_underscore_dot_and_case_name_one_environment() -> None:
     }
 
 
-def test_a_bare_name_is_never_looked_up_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_without_an_owner_is_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wordle").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="the owner is missing"):
@@ -91,7 +91,7 @@ def test_paths_look_like_paths(spec: str) -> None:
     assert looks_like_path(spec)
 
 
-def test_a_missing_folder_is_not_found(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="does not exist"):
         parse_environment(str(tmp_path / "nope"))
 
@@ -102,20 +102,20 @@ def test_a_version_may_be_written_as_pip_does(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["acme/wordle>=1.0", "acme/wordle<2", "acme/wordle~=1.0", "acme/wordle!=1"])
-def test_a_range_of_versions_gets_a_hint(spec: str) -> None:
+def test_a_version_range_gets_a_hint(spec: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_name(spec)
     assert "`acme/wordle@1.0`" in (refused.value.hint or "")
 
 
-def test_a_bare_name_with_a_version_gets_a_hint_of_the_name_alone() -> None:
+def test_a_version_without_an_owner_gets_a_hint() -> None:
     with pytest.raises(UsageError) as refused:
         parse_name("wordle==1.0")
     assert "`owner/wordle@1.0`" in (refused.value.hint or "")
     assert "`wander search wordle`" in (refused.value.hint or "")
 
 
-def test_commands_that_work_on_sources_take_a_folder_as_it_stands(
+def test_commands_for_sources_accept_a_folder_name(
     wander: Wander, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "environments" / "mine").mkdir(parents=True)
@@ -127,9 +127,7 @@ def test_commands_that_work_on_sources_take_a_folder_as_it_stands(
     assert wander("check", "environments/other", *away).status == 5
 
 
-def test_a_name_that_is_a_folder_here_is_told_how_to_mean_the_folder(
-    wander: Wander, home: Path, folder: Path
-) -> None:
+def test_a_name_that_is_also_a_folder_gets_a_hint(wander: Wander, home: Path, folder: Path) -> None:
     folder.rename(home / "mine")
     place = home / "environments" / "mine"
     place.parent.mkdir()

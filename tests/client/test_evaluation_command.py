@@ -50,7 +50,7 @@ def test_the_plan_comes_first_and_the_next_command_last(wander: Wander, folder: 
     + [(text, text) for text in ("none", "FALSE", "Nonesuch", "")]
     + [('"None"', "None")],
 )
-def test_an_argument_is_the_value_that_json_or_python_writes_so(word: str, value: object) -> None:
+def test_arguments_are_read_as_json_or_python_values(word: str, value: object) -> None:
     assert parse_arguments([f"x={word}"], None) == {"x": value}
 
 
@@ -106,7 +106,7 @@ def test_a_bad_row_fails_alone_unless_strict(wander: Wander, folder: Path, in_pr
     assert "row 2 of the eval dataset: column `x`" in refused.err
 
 
-def test_a_score_below_the_bound_means_status_1(wander: Wander, folder: Path) -> None:
+def test_a_score_below_the_minimum_means_status_1(wander: Wander, folder: Path) -> None:
     assert evaluate(wander, folder, "solver", "--fail-under", "1.0").status == 0
     result = evaluate(wander, folder, "wrong", "--fail-under", "0.5", "--json")
     assert (result.status, result.data["passed"]) == (1, False)
@@ -124,7 +124,7 @@ def test_rollouts_that_all_fail_mean_status_6(
     assert (error["code"], error["retryable"]) == ("all_failed", retryable)
 
 
-def test_what_a_model_that_fails_said_is_kept(wander: Wander, folder: Path) -> None:
+def test_replies_before_a_model_error_are_kept(wander: Wander, folder: Path) -> None:
     assert evaluate(wander, folder, "raises", "-n", "3").status == 6
     assert "no idea" in wander("view", "--rollout", "0").out
 
@@ -138,7 +138,7 @@ def test_what_a_model_that_fails_said_is_kept(wander: Wander, folder: Path) -> N
         ("load_environment", "is not a player"),
     ],
 )
-def test_a_scripted_model_that_is_none_is_named(
+def test_an_invalid_scripted_model_is_named(
     function: str, part: str, wander: Wander, folder: Path, home: Path
 ) -> None:
     result = evaluate(wander, folder, function)
@@ -147,7 +147,7 @@ def test_a_scripted_model_that_is_none_is_named(
     assert not (home / "runs").exists()
 
 
-def test_an_endpoint_is_asked_with_the_key_of_its_variable(
+def test_an_endpoint_gets_the_key_from_its_variable(
     wander: Wander, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "sk-mine")
@@ -164,7 +164,7 @@ def test_an_endpoint_is_asked_with_the_key_of_its_variable(
     assert "sk-mine" not in "".join(path.read_text() for path in Path(result.data["run_dir"]).glob("*.json"))
 
 
-def test_an_endpoint_is_asked_once_before_an_evaluation(wander: Wander, folder: Path) -> None:
+def test_an_endpoint_is_tested_once_before_an_evaluation(wander: Wander, folder: Path) -> None:
     """For a model that the endpoint does not list, asking costs a completion."""
     with chat_endpoint(lambda messages: messages[-1]["content"].removeprefix("say ")) as endpoint:
         result = wander("eval", str(folder), "-m", "unlisted", "-b", endpoint.base_url, "-n", "3", "--json")
@@ -180,7 +180,7 @@ def test_an_endpoint_that_is_down_means_status_5(wander: Wander, folder: Path) -
     assert result.json["error"]["message"] == "no response from `http://127.0.0.1:9/v1`: connection refused"
 
 
-def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder: Path) -> None:
+def test_an_invalid_endpoint_response_means_status_5(wander: Wander, folder: Path) -> None:
     with chat_endpoint(lambda messages: b'{"hello": 1}') as endpoint:
         result = wander("eval", str(folder), "-m", "x", "-b", endpoint.base_url, "-n", "all", "--json")
     assert result.status == 5
@@ -219,7 +219,7 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["env", "uninstall", "a/b"], 3, "not installed"),
     ],
 )
-def test_bad_input_is_answered_with_its_status_and_a_hint(
+def test_bad_input_has_its_exit_status_and_a_hint(
     words: list[str], status: int, part: str, wander: Wander, folder: Path
 ) -> None:
     result = wander(*words)
@@ -241,7 +241,7 @@ def test_bad_input_is_answered_with_its_status_and_a_hint(
         ("def load_environment(:\n", "SyntaxError"),
     ],
 )
-def test_a_package_that_gives_no_environment_fails_with_the_cause(
+def test_a_package_that_returns_no_environment_fails_with_the_cause(
     module: str, part: str, wander: Wander, folder: Path
 ) -> None:
     (folder / "say_env.py").write_text(module)
@@ -251,7 +251,7 @@ def test_a_package_that_gives_no_environment_fails_with_the_cause(
         assert part in result.err + result.out
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(wander: Wander, folder: Path, home: Path) -> None:
+def test_a_folder_with_a_run_is_not_overwritten(wander: Wander, folder: Path, home: Path) -> None:
     out = str(home / "mine")
     assert evaluate(wander, folder, "solver", "--out", out).status == 0
     before = (home / "mine" / "run.json").read_bytes()
@@ -335,7 +335,9 @@ def test_runs_and_view_read_what_eval_wrote(wander: Wander, folder: Path) -> Non
     assert lines[0].split("\t")[:4] == ["#", "example", "index", "reward"]
 
 
-def test_a_wrong_argument_shows_no_trace_and_leaves_no_run(wander: Wander, folder: Path, home: Path) -> None:
+def test_a_wrong_argument_prints_no_traceback_and_leaves_no_run(
+    wander: Wander, folder: Path, home: Path
+) -> None:
     result = evaluate(wander, folder, "solver", "-a", "size=x")
     assert result.err.splitlines()[-1] == "hint: it accepts `size: int = 8`"
     assert "Traceback" not in result.err
@@ -343,7 +345,7 @@ def test_a_wrong_argument_shows_no_trace_and_leaves_no_run(wander: Wander, folde
     assert not (home / "runs").exists()
 
 
-def test_text_that_reads_as_a_number_can_be_passed(wander: Wander, folder: Path) -> None:
+def test_numeric_text_can_be_passed_as_text(wander: Wander, folder: Path) -> None:
     module = folder / "say_env.py"
     module.write_text(module.read_text().replace("size: int = 8", 'size: int = 8, level: str = "a"'))
     refused = evaluate(wander, folder, "solver", "-a", "level=3")
@@ -352,7 +354,7 @@ def test_text_that_reads_as_a_number_can_be_passed(wander: Wander, folder: Path)
     assert evaluate(wander, folder, "solver", "-a", 'level="3"').status == 0
 
 
-def test_an_exception_while_rows_are_read_is_told_with_its_type(wander: Wander, folder: Path) -> None:
+def test_an_exception_while_reading_rows_is_printed_with_its_type(wander: Wander, folder: Path) -> None:
     module = folder / "say_env.py"
     lazy = "ProceduralRows(lambda n: {'question': {}['gone']}, size)"
     text = module.read_text().replace("import Messages,", "import Messages, ProceduralRows,")
@@ -362,19 +364,19 @@ def test_an_exception_while_rows_are_read_is_told_with_its_type(wander: Wander, 
     assert "KeyError" in result.err
 
 
-def test_a_variable_that_is_not_set_is_told(wander: Wander, folder: Path) -> None:
+def test_an_unset_variable_is_reported(wander: Wander, folder: Path) -> None:
     result = evaluate(wander, folder, "solver", "-n", "1", "--pass-env", "NO_SUCH_KEY", "--json")
     assert result.json["warnings"] == ["`NO_SUCH_KEY` is not set, so it is not passed to the environment"]
 
 
-def test_one_rollout_is_counted_as_one(wander: Wander, folder: Path) -> None:
+def test_a_single_rollout_is_singular(wander: Wander, folder: Path) -> None:
     assert "scored  1 of 1 rollout, 1 example, 0 failed" in evaluate(wander, folder, "solver", "-n", "1").out
     assert (
         "error: the only rollout failed; it is saved in" in evaluate(wander, folder, "raises", "-n", "1").err
     )
 
 
-def test_a_single_turn_does_not_say_that_its_turns_are_over(wander: Wander, folder: Path) -> None:
+def test_a_single_turn_environment_reports_no_turn_limit(wander: Wander, folder: Path) -> None:
     shown = evaluate(wander, folder, "solver", "-n", "3")
     assert "reward  1.0" in shown.out
     assert "max_turns_reached" not in shown.out

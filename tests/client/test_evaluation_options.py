@@ -17,7 +17,7 @@ def echo(messages: list[dict[str, str]]) -> str:
     return messages[-1]["content"].removeprefix("say ")
 
 
-def test_a_budget_ends_the_run_in_order_and_says_how_it_goes_on(
+def test_an_exhausted_budget_stops_the_run_and_prints_how_to_resume(
     wander: Wander, folder: Path, home: Path
 ) -> None:
     with chat_endpoint(echo) as endpoint:  # each call takes 10 + 1 tokens
@@ -51,7 +51,7 @@ def test_prices_come_from_the_option_or_the_settings_file(wander: Wander, folder
         assert "invalid `prices.echo` in the settings file" in wander(*words).json["error"]["message"]
 
 
-def test_only_failed_repeats_what_failed(wander: Wander, folder: Path, home: Path) -> None:
+def test_only_failed_repeats_failed_rollouts(wander: Wander, folder: Path, home: Path) -> None:
     assert wander("eval", "./say-env", "-m", BREAKS, "--out", "mine").status == 6
     module = folder / "say_env.py"
     module.write_text(module.read_text().replace('== "break"', '== "never again"'))
@@ -61,7 +61,7 @@ def test_only_failed_repeats_what_failed(wander: Wander, folder: Path, home: Pat
     assert "`--only-failed` requires `--resume`" in alone.json["error"]["message"]
 
 
-def test_the_cache_answers_the_second_run_and_is_on_record(wander: Wander, folder: Path, home: Path) -> None:
+def test_the_cache_answers_the_second_run_and_is_recorded(wander: Wander, folder: Path, home: Path) -> None:
     with chat_endpoint(echo) as endpoint:
         words = (
             "eval",
@@ -114,7 +114,7 @@ def test_strata_and_shuffle_choose_the_examples(wander: Wander, folder: Path, ho
     assert refused.json["error"]["detail"] == "`strata`: requested `true`, but the run has `false`"
 
 
-def test_a_judge_is_named_by_options(wander: Wander, folder: Path) -> None:
+def test_options_choose_the_judge(wander: Wander, folder: Path) -> None:
     words = ("eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "judge_model=j", "--json")
     refused = wander(*words)
     assert "has no argument `judge_model`" in refused.json["error"]["message"]
@@ -128,7 +128,7 @@ def test_a_judge_is_named_by_options(wander: Wander, folder: Path) -> None:
     }
 
 
-def test_a_call_that_takes_too_long_is_made_again(wander: Wander, folder: Path) -> None:
+def test_a_call_that_times_out_is_repeated(wander: Wander, folder: Path) -> None:
     let_go = threading.Event()
     asked: list[str] = []
 
@@ -149,7 +149,7 @@ def test_a_call_that_takes_too_long_is_made_again(wander: Wander, folder: Path) 
     assert result.data["summary"]["reward_mean"] == 1.0
 
 
-def test_a_mistyped_model_is_told_before_the_run(wander: Wander, folder: Path, home: Path) -> None:
+def test_a_mistyped_model_is_reported_before_the_run(wander: Wander, folder: Path, home: Path) -> None:
     def lacking(messages: list[dict[str, str]]) -> bytes:
         raise AssertionError("no rollout is played")
 
@@ -160,7 +160,7 @@ def test_a_mistyped_model_is_told_before_the_run(wander: Wander, folder: Path, h
     assert not (home / "runs").exists()
 
 
-def test_turns_are_left_out_of_what_models_in_this_process_see_alone(wander: Wander, folder: Path) -> None:
+def test_turns_are_omitted_only_for_models_in_this_process(wander: Wander, folder: Path) -> None:
     with chat_endpoint(echo) as endpoint:
         words = (
             "eval",

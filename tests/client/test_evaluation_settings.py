@@ -76,7 +76,7 @@ def test_a_flag_and_set_mean_the_same(home: Path) -> None:
     assert (settings.num_examples, settings.rollouts, settings.pass_env) == (None, 2, ["A"])
 
 
-def test_a_flag_goes_before_set_and_tables_grow() -> None:
+def test_flags_override_set_and_tables_are_merged() -> None:
     wanted = parse("--set", "sampling.top_p=0.9", "--set", "sampling.temperature=1", "-t", "0")
     assert wanted == {"sampling": {"top_p": 0.9, "temperature": 0.0}}
 
@@ -98,7 +98,7 @@ def test_values_are_toml_json_or_text(word: str, table: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("words", [["a"], ["=1"], ["a.=1"], ["a=1", "a.b=2"]])
-def test_a_word_that_sets_nothing_is_refused(words: list[str]) -> None:
+def test_an_argument_of_set_without_a_value_is_rejected(words: list[str]) -> None:
     with pytest.raises(UsageError):
         read_overrides(words)
 
@@ -124,13 +124,13 @@ def test_a_word_that_sets_nothing_is_refused(words: list[str]) -> None:
         ({"exhaustive": True, "sampling": {"temperature": 1.0}}, "temperature"),
     ],
 )
-def test_a_wrong_setting_is_named(wanted: dict[str, Any], named: str, home: Path) -> None:
+def test_an_invalid_setting_is_named(wanted: dict[str, Any], named: str, home: Path) -> None:
     with pytest.raises(UsageError) as refused:
         settings_for({**NAMED, **wanted}, load_settings())
     assert named in f"{refused.value} {refused.value.hint}"
 
 
-def test_the_printed_options_ask_for_the_same(home: Path) -> None:
+def test_the_printed_options_recreate_the_settings(home: Path) -> None:
     settings = check_settings(
         {
             **NAMED,
@@ -149,7 +149,7 @@ def test_the_printed_options_ask_for_the_same(home: Path) -> None:
     assert plain.as_options() == ["acme/one", "-m m", "--set sandbox=true"]
 
 
-def test_a_resumed_run_takes_what_changes_no_rollout_and_names_the_rest() -> None:
+def test_resuming_accepts_only_settings_that_change_no_rollout() -> None:
     stored = EvaluationSettings(environment="acme/one@1.0.0", model="m")
     wanted = {"call_timeout": 60.0, "prices": "1/2", "concurrency": 3, "base_url": "http://h", "seed": 0}
     resumed = resume_settings(stored, wanted, Path("run"), "wander eval --resume run")
@@ -165,20 +165,20 @@ def test_a_resumed_run_takes_what_changes_no_rollout_and_names_the_rest() -> Non
     assert EvaluationSettings.model_fields.keys() > MAY_CHANGE
 
 
-def test_every_setting_and_every_key_of_a_suite_is_in_the_guide() -> None:
+def test_every_setting_and_suite_key_is_documented() -> None:
     guide = (DOCS / "evaluating.md").read_text()
     fields = EvaluationSettings.model_fields.keys() - {"rerun_of", "environment_files"}
     assert {name for name in fields | KEYS if f"`{name}`" not in guide} == set()
 
 
-def test_a_misplaced_key_is_told_where_it_belongs(wander: Wander, home: Path) -> None:
+def test_the_right_table_of_a_misplaced_key_is_named(wander: Wander, home: Path) -> None:
     (home / "suite.toml").write_text('[[eval]]\nenvironment = "."\nmodel = "m"\nconcurrency = 3\n')
     error = wander("eval", "suite.toml", "--json").json["error"]
     assert "`eval[1].concurrency` is not a setting of a suite" in error["message"]
     assert error["hint"] == "`concurrency` belongs at the top of the file"
 
 
-def test_an_agent_is_an_argument_of_the_environment():
+def test_the_agent_program_is_an_argument_of_the_environment():
     options = read_options({"agent": "codex", "arguments": ["max_turns=3"]})
     assert options == {"arguments": {"max_turns": 3, "agent": "codex"}}
 
@@ -200,7 +200,7 @@ def test_an_agent_is_an_argument_of_the_environment():
         ("scripted:mine:gpt-5", None, None),
     ],
 )
-def test_the_shipped_table_prices_the_models_of_providers_and_no_others(
+def test_the_shipped_price_table_covers_only_known_models(
     home: Path, model: str, base_url: str | None, prompt: float | None
 ) -> None:
     wanted = {"environment": "acme/one", "model": model} | ({"base_url": base_url} if base_url else {})
@@ -210,7 +210,7 @@ def test_the_shipped_table_prices_the_models_of_providers_and_no_others(
         assert prices.cached == 0.125
 
 
-def test_own_prices_come_before_the_shipped_table(home: Path) -> None:
+def test_the_user_s_prices_override_the_shipped_table(home: Path) -> None:
     (home / "config").mkdir()
     (home / "config" / "settings.toml").write_text("[prices]\ngpt-5 = { prompt = 1, completion = 2 }\n")
     wanted = {"environment": "acme/one", "model": "gpt-5"}

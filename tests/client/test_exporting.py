@@ -86,7 +86,7 @@ def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
     assert "is not empty" in again.err
 
 
-def test_what_cannot_be_exported_is_refused(wander: Wander, home: Path) -> None:
+def test_environments_that_cannot_be_exported_are_rejected(wander: Wander, home: Path) -> None:
     unknown = wander("env", "export", TICTACTOE, "--to", "other", "--out", "adapter")
     assert unknown.status == 2
     assert "use `prime-rl`, `skyrl`, `tinker`, `openenv` or `harbor`" in unknown.err

@@ -76,7 +76,7 @@ def test_the_dependencies_are_installed_once(
     assert f"uv pip install --python {sys.executable} " in inside.err
 
 
-def test_where_they_cannot_be_had_the_line_that_installs_them_is_printed(
+def test_the_installation_command_is_printed_if_dependencies_are_missing(
     lucky: Path, wander: Wander, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "empty").mkdir()
@@ -89,7 +89,7 @@ def test_where_they_cannot_be_had_the_line_that_installs_them_is_printed(
     assert list((home / "data" / "virtualenvs").glob("[!.]*")) == []
 
 
-def test_the_plugin_is_copied_and_named_where_it_is_missing(
+def test_a_missing_plugin_is_copied_or_named(
     lucky: Path, mirror: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", mirror)
@@ -104,7 +104,7 @@ def test_the_plugin_is_copied_and_named_where_it_is_missing(
     assert "wander-integrations`" in str(refused.value.hint)
 
 
-def test_what_this_python_has_is_taken_as_it_is(lucky: Path, home: Path) -> None:
+def test_packages_of_this_python_are_not_installed_again(lucky: Path, home: Path) -> None:
     told: list[str] = []
     for requirements in (
         ["wander-sdk>=99", "pydantic>=2"],  # of Wander's own packages, what is here is what runs

@@ -31,7 +31,7 @@ def stuck(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_an_evaluation_names_the_example_and_the_place(wander: Wander, stuck: Path) -> None:
+def test_an_evaluation_names_the_hanging_example_and_function(wander: Wander, stuck: Path) -> None:
     words = ("-m", "scripted:say_env:solver", "-n", "4", "--set", "rollout_timeout=3", "--json")
     done = wander("eval", str(stuck), *words)
     named = [each for each in done.json["warnings"] if "`right`" in each]
@@ -40,7 +40,7 @@ def test_an_evaluation_names_the_example_and_the_place(wander: Wander, stuck: Pa
     assert (done.data["summary"]["failed"], done.data["summary"]["rollouts"]) == (1, 4)
 
 
-def test_a_suite_does_too(wander: Wander, stuck: Path, home: Path) -> None:
+def test_a_suite_names_the_hanging_example(wander: Wander, stuck: Path, home: Path) -> None:
     (home / "suite.toml").write_text(
         f'[[eval]]\nenvironment = "{stuck}"\nmodel = "scripted:say_env:solver"\n'
         "num_examples = 4\nrollout_timeout = 3\n"
@@ -50,14 +50,14 @@ def test_a_suite_does_too(wander: Wander, stuck: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon", "inf"])
-def test_the_notice_is_a_number_of_seconds(
+def test_the_stall_notice_is_a_number_of_seconds(
     wander: Wander, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("WANDER_NOTICE_SECONDS", value)
     assert wander("runs").status == 2
 
 
-def test_the_notice_is_a_setting_of_the_users_file(wander: Wander, home: Path) -> None:
+def test_the_stall_notice_is_a_user_setting(wander: Wander, home: Path) -> None:
     (home / "config").mkdir(exist_ok=True)
     (home / "config" / "settings.toml").write_text("notice_seconds = true\n")
     assert wander("runs").status == 2
@@ -66,7 +66,7 @@ def test_the_notice_is_a_setting_of_the_users_file(wander: Wander, home: Path) -
 
 
 @pytest.mark.parametrize("workers", [1, 3, ["unix:///tmp/worker"]])
-def test_a_training_run_bounds_its_rollouts_in_all_its_workers(workers: Any) -> None:
+def test_the_time_limit_of_a_training_run_applies_to_all_its_workers(workers: Any) -> None:
     section = EnvironmentSection(workers=workers, rollout_timeout=2.5)
     assert WorkerChoice.of(section.workers, section).rollout_timeout == 2.5
 
@@ -81,7 +81,7 @@ def test_a_training_run_bounds_its_rollouts_in_all_its_workers(workers: Any) -> 
         (0.9, 1.0, 1, False, None),
     ],
 )
-def test_scoring_that_others_waited_for_is_said(
+def test_slow_scoring_that_blocks_other_rollouts_is_reported(
     share: float,
     seconds: float,
     processes: int,

@@ -56,7 +56,7 @@ def shell_environment(home: Path) -> Path:
     return folder
 
 
-def test_tasks_become_a_project(wander, home):
+def test_harbor_tasks_become_a_project(wander, home):
     write_task(home / "tasks" / "hello")
     write_task(home / "tasks" / "deep" / "other", toml=TASK_TOML.format(name="other") + "cpus = 2\n")
     write_task(home / "tasks" / "windows", toml=TASK_TOML.format(name="windows") + 'os = "windows"\n')
@@ -90,7 +90,7 @@ def test_a_project_plays_and_passes_its_checks(wander, home):
 
 @pytest.mark.full
 @needs_sandbox
-def test_a_weak_verifier_is_found(wander, home):
+def test_a_verifier_that_rewards_an_empty_solution_is_found(wander, home):
     """Its tests run from the working folder, and believe modules there."""
     runner = "python3 -m unittest discover -s /tests"
     script = f"#!/bin/bash\nif {runner}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
@@ -187,7 +187,7 @@ def test_a_harbor_environment_exports_its_own_tasks(wander, home):
         (('f"greet/{name}"', 'f"{name}/greet"'), "two examples would have the folder `greet`"),
     ],
 )
-def test_other_environments_are_refused(wander, home, shell_environment, change, message):
+def test_environments_without_harbor_tasks_are_rejected(wander, home, shell_environment, change, message):
     text = SHELL_ENVIRONMENT.replace(*change)
     if "SingleTurn" in change[1]:
         text = "from wander import SingleTurnEnv\n" + text.replace("box=box, ", "")
@@ -199,7 +199,7 @@ def test_other_environments_are_refused(wander, home, shell_environment, change,
     assert not (home / "tasks").exists()
 
 
-def test_options_of_tasks_belong_to_tasks(wander, shell_environment):
+def test_options_for_tasks_are_rejected_for_other_imports(wander, shell_environment):
     words = ("env", "export", "./greet_env", "--to", "skyrl", "--out", "x", "--image", "debian:12")
     assert wander(*words).status == 2
 

@@ -111,7 +111,7 @@ def says_nothing_secret(*servers: LyingHub) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_address_of_a_lock_gets_nothing(
+def test_addresses_in_a_lock_receive_no_request(
     place: str, wander: Wander, behind: LyingHub, stranger: LyingHub
 ) -> None:
     give_lock(behind, locked(at(place, stranger)))
@@ -139,7 +139,7 @@ def test_an_address_of_a_lock_gets_nothing(
         {"sdist": {"url": "@URL@/evil-1.0.tar.gz", "hashes": DIGEST}},
     ],
 )
-def test_a_lock_names_wheels_and_releases_alone(
+def test_a_lock_may_only_name_wheels_and_releases(
     source: dict[str, Any], wander: Wander, behind: LyingHub, stranger: LyingHub
 ) -> None:
     package = {"name": "evil", "version": "1.0", **source}
@@ -176,7 +176,7 @@ REQUIRED = [f"evil @ {place}" for place in PLACES] + [
 
 
 @pytest.mark.parametrize("text", REQUIRED)
-def test_a_requirement_of_a_folder_gets_nothing(
+def test_urls_in_requirements_of_a_folder_receive_no_request(
     text: str, wander: Wander, folder: Path, home: Path, stranger: LyingHub
 ) -> None:
     text = at(text, stranger)
@@ -190,7 +190,7 @@ def test_a_requirement_of_a_folder_gets_nothing(
 
 
 @pytest.mark.parametrize("text", REQUIRED)
-def test_a_build_requires_no_address(
+def test_build_requirements_may_not_be_urls(
     text: str, wander: Wander, folder: Path, home: Path, stranger: LyingHub
 ) -> None:
     text = at(text, stranger)
@@ -201,7 +201,7 @@ def test_a_build_requires_no_address(
     assert stranger.seen == []
 
 
-def test_a_program_in_a_wheel_requires_no_address(tmp_path: Path) -> None:
+def test_scripts_in_a_wheel_may_not_require_urls(tmp_path: Path) -> None:
     from wander_client.packages import classic
 
     path = tmp_path / "x-1-py3-none-any.whl"
@@ -215,7 +215,7 @@ def test_a_program_in_a_wheel_requires_no_address(tmp_path: Path) -> None:
 
 
 @given(st.text(st.sampled_from("ab/.:@${}%\\ \n\t#?&;'\"é") | st.characters(), max_size=30))
-def test_what_is_accepted_is_plain(text: str) -> None:
+def test_accepted_locks_contain_only_plain_entries(text: str) -> None:
     """Whatever passes has no character that uv, a shell or a log could take for something else."""
     try:
         address = parse_file_address(f"https://h.example/{text}/x-1-py3-none-any.whl")

@@ -36,7 +36,7 @@ def published(logged_in: HubRoom, tmp_path: Path) -> HubRoom:
     return logged_in
 
 
-def test_login_checks_the_token_and_stores_it_for_its_owner_alone(
+def test_login_checks_the_token_and_stores_it_privately(
     hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{hub.token}\n"))
@@ -53,7 +53,7 @@ def test_login_checks_the_token_and_stores_it_for_its_owner_alone(
     assert hub.wander("auth", "whoami").status == 4
 
 
-def test_a_wrong_token_is_refused_and_not_stored(
+def test_an_invalid_token_is_rejected_and_not_stored(
     hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("wnd_wrong\n"))
@@ -79,7 +79,7 @@ def test_a_login_waits_for_the_token_of_a_hub_that_starts(
     assert next(written, None) is None
 
 
-def test_a_login_from_a_file_that_is_not_there_says_how_to_wait(hub: HubRoom) -> None:
+def test_login_from_a_missing_file_prints_how_to_wait(hub: HubRoom) -> None:
     result = hub.wander("login", "--token-file", "token")
     assert result.status == 3
     assert "wander login --token-file token --wait 60" in result.err
@@ -95,7 +95,9 @@ def test_a_login_without_a_token_names_the_hub(hub: HubRoom, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("token", ["", "two words", "größe"])
-def test_what_is_no_token_is_not_sent(token: str, hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_is_not_a_token_is_not_sent(
+    token: str, hub: HubRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
     assert hub.wander("login", "--token-stdin").status in (2, 4)
 
@@ -107,7 +109,7 @@ def test_login_without_a_terminal_names_the_flag(hub: HubRoom, monkeypatch: pyte
     assert "--token-stdin" in result.err
 
 
-def test_an_empty_hub_is_told_of(hub: HubRoom) -> None:
+def test_an_empty_hub_is_reported(hub: HubRoom) -> None:
     assert hub.wander("search", "--json").data == []
     assert hub.wander("search").out.splitlines()[0].startswith("environment\t")
 
@@ -139,9 +141,7 @@ def test_info_shows_one_environment_and_one_version(published: HubRoom) -> None:
     "words",
     [("env", "info", "admin/sya-env"), ("leaderboard", "admin/sya-env"), ("install", "admin/sya-env")],
 )
-def test_an_unknown_name_is_not_found_and_the_near_one_is_named(
-    words: tuple[str, ...], published: HubRoom
-) -> None:
+def test_an_unknown_name_gets_a_suggestion(words: tuple[str, ...], published: HubRoom) -> None:
     result = published.wander(*words)
     assert result.status == 3
     assert "`admin/say-env`" in result.err
@@ -154,7 +154,7 @@ def test_an_unknown_version_is_not_found(published: HubRoom) -> None:
     assert result.json["error"]["code"] == "version_not_found"
 
 
-def test_a_wheel_that_is_none_fails_with_the_hubs_own_words(logged_in: HubRoom, tmp_path: Path) -> None:
+def test_an_invalid_wheel_fails_with_the_error_of_the_hub(logged_in: HubRoom, tmp_path: Path) -> None:
     wheel = tmp_path / "say_env-0.1.0-py3-none-any.whl"
     wheel.write_bytes(b"PK no wheel")
     with hub_api(logged_in) as api, pytest.raises(ClientError) as caught:
@@ -183,7 +183,7 @@ def test_downloads_are_checked_against_their_digest(published: HubRoom, tmp_path
     assert [path.name for path in (tmp_path / "got").iterdir()] == [file.filename]
 
 
-def test_the_index_lists_what_an_owner_has(published: HubRoom) -> None:
+def test_the_index_lists_the_packages_of_an_owner(published: HubRoom) -> None:
     with hub_api(published) as api:
         files = api.index_files("admin", "say-env")
         assert files is not None
@@ -192,7 +192,7 @@ def test_the_index_lists_what_an_owner_has(published: HubRoom) -> None:
         assert api.index_files("admin", "other") is None
 
 
-def test_post_and_leaderboard_and_view_of_a_run(published: HubRoom, home: Path) -> None:
+def test_a_run_is_posted_ranked_and_viewed(published: HubRoom, home: Path) -> None:
     run = write_run(home / "runs" / "one", rewards=[1.0, 0.0, 1.0, 1.0])
     shown = published.wander("post", str(run), "--dry-run", "--json")
     assert [one["filename"] for one in shown.data["files"]] == ["run.json", "rollouts.jsonl.zst"]
@@ -220,7 +220,7 @@ def test_a_run_on_a_folder_is_not_posted(logged_in: HubRoom, home: Path) -> None
     assert "wander publish" in result.err
 
 
-def test_a_run_that_holds_a_secret_is_not_posted(
+def test_a_run_that_contains_a_secret_is_not_posted(
     published: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-a-very-secret-key")
@@ -241,7 +241,7 @@ def test_posting_without_a_token_needs_login(hub: HubRoom, home: Path) -> None:
     assert hub.wander("post", str(run)).status == 4
 
 
-def test_a_hub_that_is_down_says_how_to_start_one(wander: Wander) -> None:
+def test_an_unreachable_hub_prints_how_to_start_a_hub(wander: Wander) -> None:
     result = wander("search", "--hub", "http://127.0.0.1:9")
     assert result.status == 5
     assert "wander-hub serve" in result.err
@@ -260,7 +260,7 @@ def answering(status: int, body: bytes = b"", **headers: str) -> HubApi:
     return api
 
 
-def test_a_newline_alone_ends_a_rollout() -> None:
+def test_only_a_newline_ends_a_rollout() -> None:
     said = "one\u2028two\u0085three\x0bfour"
     line = {"example_id": "1", "index": 0, "seed": 1, "prompt": [], "completion": [], "stop_reason": said}
     spaced = json.dumps(line, ensure_ascii=False, separators=(",\r", ":\r"))
@@ -268,7 +268,7 @@ def test_a_newline_alone_ends_a_rollout() -> None:
     assert [one.stop_reason for one in found] == [said, said]
 
 
-def test_a_run_is_here_before_its_first_rollout_is_played_again() -> None:
+def test_a_run_is_downloaded_before_it_is_replayed() -> None:
     class Sent(httpx.SyncByteStream):
         ended = False
 
@@ -298,7 +298,7 @@ def test_a_run_is_here_before_its_first_rollout_is_played_again() -> None:
         (302, b"", Unavailable),
     ],
 )
-def test_a_server_that_is_no_hub_is_told_of(status: int, body: bytes, kind: type[ClientError]) -> None:
+def test_a_server_that_is_not_a_hub_is_reported(status: int, body: bytes, kind: type[ClientError]) -> None:
     with pytest.raises(kind) as caught:
         answering(status, body).environments()
     assert caught.value.status == 5
@@ -314,7 +314,7 @@ def test_a_server_that_is_no_hub_is_told_of(status: int, body: bytes, kind: type
         (503, Unavailable, 5),
     ],
 )
-def test_problems_become_errors_with_the_hubs_code(
+def test_problems_become_errors_with_the_code_of_the_hub(
     status: int, kind: type[ClientError], exit_status: int
 ) -> None:
     problem = {
@@ -345,7 +345,7 @@ def test_reads_are_retried_while_the_hub_is_busy_and_writes_are_not() -> None:
     assert len(api.seen) == 4  # type: ignore[attr-defined]
 
 
-def test_the_token_goes_to_the_hub_and_to_nobody_else(tmp_path: Path) -> None:
+def test_the_token_is_only_sent_to_the_hub(tmp_path: Path) -> None:
     seen: dict[str, str | None] = {}
 
     def handle(request: httpx.Request) -> httpx.Response:

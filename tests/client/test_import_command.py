@@ -96,7 +96,7 @@ def rows(**changes):
 
 
 @pytest.mark.full
-def test_evaluations_of_others_are_imported_and_posted(hub, package, home, monkeypatch):
+def test_evaluations_of_other_libraries_are_imported_and_posted(hub, package, home, monkeypatch):
     monkeypatch.setenv("WANDER_TOKEN", hub.token)
     hub.wander("env", "import", "path", str(package), "--no-check")
     early = {"env": "old-sayer", "model": "a-model", "avg_reward": 1.0, "avg_right": 1.0}

@@ -78,20 +78,20 @@ def test_a_branch_a_tag_and_a_commit_are_fetched(repository, tmp_path, builder):
 
 
 @pytest.mark.parametrize("wrong", ["#subdirectory=../..", "#subdirectory=nowhere"])
-def test_a_folder_that_a_repository_lacks_is_not_found(repository, tmp_path, wrong):
+def test_a_missing_folder_of_a_repository_is_reported(repository, tmp_path, wrong):
     with pytest.raises(NotFound):
         brought(f"file://{repository}{wrong}", tmp_path / "work")
 
 
 @pytest.mark.parametrize("wrong", ["{envs}@nothing", f"{{envs}}@{'0' * 40}", "{tmp}/nothing.git"])
-def test_what_git_cannot_fetch_is_told_in_its_words(repository, tmp_path, wrong):
+def test_errors_of_git_are_printed(repository, tmp_path, wrong):
     address = wrong.format(envs=repository, tmp=tmp_path)
     with pytest.raises(ClientError) as refused:
         brought(f"file://{address}", tmp_path / "work")
     assert (refused.value.code, bool(refused.value.detail)) == ("git_failed", True)
 
 
-def test_no_hook_runs_and_no_submodule_comes(repository, tmp_path, monkeypatch, builder):
+def test_hooks_do_not_run_and_submodules_are_not_fetched(repository, tmp_path, monkeypatch, builder):
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(repository), str(clone))
     git(clone, "submodule", "add", "-q", str(repository), "inner")
@@ -111,7 +111,7 @@ def test_no_hook_runs_and_no_submodule_comes(repository, tmp_path, monkeypatch, 
     assert not marker.exists()
 
 
-def test_a_link_out_of_a_repository_is_refused(repository, tmp_path):
+def test_a_link_out_of_a_repository_is_rejected(repository, tmp_path):
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(repository), str(clone))
     (clone / "secrets").symlink_to("/etc/passwd")
@@ -133,7 +133,7 @@ def test_a_link_out_of_a_repository_is_refused(repository, tmp_path):
         ("ssh://git@h:22/x.git@v2#egg=x&subdirectory=c", "ssh://git@h:22/x.git", "v2", "c"),
     ],
 )
-def test_addresses_are_taken_apart(text, url, revision, subdirectory):
+def test_repository_addresses_are_parsed(text, url, revision, subdirectory):
     found = parse_address(text)
     assert (found.url, found.revision, found.subdirectory) == (url, revision, subdirectory)
     assert "secret" not in found.shown
@@ -142,7 +142,7 @@ def test_addresses_are_taken_apart(text, url, revision, subdirectory):
 @pytest.mark.parametrize(
     "text", ["nothing-here", "ext::sh -c true", "-u x", "https://h/x.git@", "https://h/x@-o"]
 )
-def test_what_is_no_address_is_refused(text):
+def test_invalid_addresses_are_rejected(text):
     with pytest.raises(UsageError):
         parse_address(text)
 
@@ -188,7 +188,7 @@ def prime_hub(monkeypatch) -> Iterator[list[tuple[str, str | None]]]:
         yield asked
 
 
-def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path, builder):
+def test_an_environment_of_prime_intellect_is_downloaded_by_name(prime_hub, tmp_path, builder):
     folder, origin = fetch_environment("will/my-env", tmp_path, builder)
     assert (folder / "my_env.py").read_text() == LOADER
     assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
@@ -197,7 +197,7 @@ def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path, 
     assert {key for _, key in prime_hub} == {"Bearer a-key"}
 
 
-def test_what_prime_does_not_give_is_told(prime_hub, tmp_path, builder):
+def test_errors_of_the_prime_intellect_hub_are_reported(prime_hub, tmp_path, builder):
     with pytest.raises(NotFound, match="not public"):
         fetch_environment("will/nothing@2.0", tmp_path, builder)
     with pytest.raises(ClientError, match="did not return an archive"):
@@ -206,7 +206,7 @@ def test_what_prime_does_not_give_is_told(prime_hub, tmp_path, builder):
         fetch_environment("./nothing", tmp_path, builder)
 
 
-def test_what_prime_env_pull_wrote_says_where_it_is_from(tmp_path, builder):
+def test_a_folder_of_prime_env_pull_keeps_its_origin(tmp_path, builder):
     folder = tmp_path / "my_env"
     (folder / ".prime").mkdir(parents=True)
     (folder / "my_env.py").write_text(LOADER)

@@ -29,7 +29,7 @@ def urls_of(environ: dict[str, str], first: str | None = None) -> list[str]:
     return [index["url"] for index in uv_settings(environ, first).get("index", [])]
 
 
-def test_pips_configuration_becomes_uvs(config: tuple[Path, dict[str, str]]) -> None:
+def test_pip_settings_become_uv_settings(config: tuple[Path, dict[str, str]]) -> None:
     _, environ = config
     found = uv_settings(environ)
     assert found["index"] == [
@@ -42,7 +42,7 @@ def test_pips_configuration_becomes_uvs(config: tuple[Path, dict[str, str]]) -> 
     assert tomllib.loads("\n".join(toml_lines(found))) == found
 
 
-def test_variables_win_over_files(config: tuple[Path, dict[str, str]]) -> None:
+def test_variables_override_files(config: tuple[Path, dict[str, str]]) -> None:
     _, environ = config
     environ["PIP_EXTRA_INDEX_URL"] = "https://four.example/simple"
     environ["PIP_FIND_LINKS"] = "/a /b"
@@ -58,17 +58,17 @@ def test_no_index_leaves_only_the_links(config: tuple[Path, dict[str, str]]) -> 
 
 
 @pytest.mark.parametrize("variable", ["UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL"])
-def test_a_user_who_configured_uv_gets_uv_alone(variable: str, config: tuple[Path, dict[str, str]]) -> None:
+def test_the_settings_of_uv_replace_those_of_pip(variable: str, config: tuple[Path, dict[str, str]]) -> None:
     _, environ = config
     assert urls_of({**environ, variable: "https://uv.example/simple"}) == ["https://uv.example/simple"]
 
 
-def test_an_empty_configuration_says_nothing_of_indexes() -> None:
+def test_an_empty_configuration_sets_no_index() -> None:
     found = uv_settings({"PIP_CONFIG_FILE": os.devnull, "HOME": "/nowhere"})
     assert found.keys() == {"no-proxy"}
 
 
-def test_the_files_of_uv_are_read_and_those_of_a_folder_are_not(
+def test_configuration_in_the_project_folder_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -95,7 +95,7 @@ def test_the_files_of_uv_are_read_and_those_of_a_folder_are_not(
     assert "evil" not in str(failed.value.detail)
 
 
-def test_passwords_stand_in_the_file_and_nowhere_else() -> None:
+def test_passwords_are_only_in_the_configuration_file() -> None:
     environ = {
         "PIP_CONFIG_FILE": os.devnull,
         "HOME": "/nowhere",
@@ -123,7 +123,7 @@ SECRETS = {
 }  # fmt: skip
 
 
-def test_no_secret_reaches_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_gets_no_secrets_of_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = tmp_path / "seen"
     fake = tmp_path / "uv"
     fake.write_text(f'#!/bin/sh\nenv > {seen}\necho "$@" >> {seen}\n')
@@ -145,14 +145,14 @@ def test_a_broken_configuration_is_named(tmp_path: Path) -> None:
         pip_options({"PIP_CONFIG_FILE": str(path), "HOME": str(tmp_path)})
 
 
-def test_what_uv_says_is_shown(tmp_path: Path) -> None:
+def test_the_output_of_uv_is_shown(tmp_path: Path) -> None:
     with pytest.raises(ClientError) as caught:
         run_uv(["pip", "list", "--python", str(tmp_path / "nothing")], doing="looking at `nothing`")
     assert caught.value.code == "uv_failed"
     assert "nothing" in str(caught.value.detail)
 
 
-def test_an_index_that_is_down_is_a_network_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_index_is_a_network_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     venv = tmp_path / "venv"
     run_uv(["venv", "--quiet", "--no-project", str(venv)], doing="creating the virtual environment")
     command = [

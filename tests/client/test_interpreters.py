@@ -44,7 +44,7 @@ def declare(folder: Path, requires: str) -> Path:
 
 
 @pytest.mark.parametrize("requires", [None, "", ">=3.11", f"=={HERE.version}"])
-def test_this_python_is_taken_where_it_fits(requires: str | None) -> None:
+def test_this_python_is_used_if_its_version_matches(requires: str | None) -> None:
     assert choose_python(requires, "`newer`") == HERE
 
 
@@ -52,7 +52,7 @@ def test_an_interpreter_describes_itself() -> None:
     assert describe_interpreter(HERE.path) == HERE
 
 
-def test_another_python_takes_its_own_wheels_and_markers(newer: Interpreter) -> None:
+def test_another_python_gets_its_own_wheels_and_markers(newer: Interpreter) -> None:
     own, other = (f"cp{one.minor.replace('.', '')}" for one in (newer, HERE))
     files = [f"b-1.0-{tag}-{tag}-manylinux_2_17_x86_64.whl" for tag in (own, other)]
     now = datetime.now(UTC)
@@ -99,7 +99,7 @@ def test_a_package_for_another_python_is_built_and_its_virtual_environment_runs_
         (">=3.29", r"`lucky` needs Python >=3.29; this is .*, and no other could be", "uv python install"),
     ],
 )
-def test_a_python_that_cannot_be_had_is_named(
+def test_an_unavailable_python_is_named(
     requires: str, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")

@@ -59,7 +59,7 @@ def failing(run: Path, message: str) -> None:
     (run / "rollouts.jsonl").write_text("".join(f"{each.model_dump_json()}\n" for each in rollouts))
 
 
-def test_the_hub_has_no_path_of_the_publisher(
+def test_published_packages_contain_no_local_path(
     hub: HubRoom, home: Path, person: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each kind of record has full paths on disk, and what the hub keeps has none."""
@@ -123,7 +123,7 @@ def settings_of(person: Path) -> dict[str, Any]:
     }
 
 
-def test_settings_name_where_weights_can_be_got(home: Path, person: Path) -> None:
+def test_published_settings_contain_no_local_folder(home: Path, person: Path) -> None:
     (person / "models" / "mine").mkdir(parents=True)
     found = publish_settings(settings_of(person))
     assert found["model"] == {"path": "gone", "device": None}
@@ -132,7 +132,7 @@ def test_settings_name_where_weights_can_be_got(home: Path, person: Path) -> Non
     assert found["environment"]["arguments"] == {"rows": "~/rows.jsonl", "root": "/tmp"}
 
 
-def test_arguments_that_are_paths_of_this_machine_are_found(person: Path, tmp_path: Path) -> None:
+def test_arguments_with_local_paths_are_found(person: Path, tmp_path: Path) -> None:
     (person / "rows.jsonl").touch()
     arguments = {
         "one": "~/rows.jsonl",
@@ -159,7 +159,7 @@ def test_arguments_that_are_paths_of_this_machine_are_found(person: Path, tmp_pa
     after=st.sampled_from(["", "/", "/x", "/.cache/y", "'", '"', ")", ":3", ", line 4", "\n", " "]),
     text=st.text(max_size=20),
 )
-def test_the_home_folder_is_never_in_a_text(before: str, after: str, text: str) -> None:
+def test_the_home_folder_is_removed_from_texts(before: str, after: str, text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", "/home/ada.l")
         assert publish_text(f"{before}/home/ada.l{after}") == f"{before}~{after}"
@@ -169,14 +169,14 @@ def test_the_home_folder_is_never_in_a_text(before: str, after: str, text: str) 
         assert publish_text("/etc and /") == "/etc and /"
 
 
-def test_players_are_named_without_their_folders(home: Path, person: Path) -> None:
+def test_folders_are_removed_from_names_of_players(home: Path, person: Path) -> None:
     run = write_run(home / "runs" / "one", rewards=[1.0])
     change_manifest(run, players={"other": {"name": f"{person}/models/mine/model", "kind": "HFClient"}})
     players = json.loads(publish_manifest((run / "run.json").read_bytes()))["players"]
     assert players["other"]["name"] == "mine"
 
 
-def test_a_manifest_without_paths_is_posted_as_it_is(home: Path, person: Path) -> None:
+def test_a_manifest_without_local_paths_is_posted_unchanged(home: Path, person: Path) -> None:
     run = write_run(home / "runs" / "one", rewards=[1.0])
     text = (run / "run.json").read_bytes()
     assert publish_manifest(text) == text

@@ -62,12 +62,12 @@ def portable(package: dict[str, Any], keep: tuple[str, ...] = (), wheels: tuple[
         (f"https://download.pytorch.org/whl/{WHEEL}", (), f"https://download.pytorch.org/whl/{WHEEL}"),
     ],
 )
-def test_addresses_in_a_lock_are_everybodys(url: str, keep: tuple[str, ...], becomes: str) -> None:
+def test_lock_files_contain_only_public_addresses(url: str, keep: tuple[str, ...], becomes: str) -> None:
     made = portable({"name": "numpy", "version": "2.1", "wheels": [file_at(url)]}, keep)
     assert made["wheels"] == [file_at(becomes)]
 
 
-def test_a_path_of_this_machine_becomes_an_address() -> None:
+def test_a_local_path_becomes_a_public_address() -> None:
     packed = {"path": "/srv/wheels/numpy-2.1.tar.gz", "hashes": {"sha256": "b" * 64}}
     made = portable({"name": "numpy", "version": "2.1", "marker": "os_name == 'nt'", "sdist": packed})
     assert made["sdist"]["url"] == f"{PYPI}/source/n/numpy/numpy-2.1.tar.gz"
@@ -89,7 +89,7 @@ def test_files_without_a_sha256_are_left_out() -> None:
         {"archive": {"url": "file:///srv/numpy-2.1.zip", "hashes": {"sha256": "a" * 64}}},
     ],
 )
-def test_what_only_this_machine_has_cannot_be_locked(source: dict[str, Any]) -> None:
+def test_packages_that_are_only_on_this_machine_cannot_be_locked(source: dict[str, Any]) -> None:
     with pytest.raises(ClientError, match="`numpy` cannot be locked") as refused:
         portable({"name": "numpy", "version": "2.1", **source})
     assert refused.value.code == "unlockable"
@@ -101,7 +101,7 @@ def own_wheel(folder: Path, name: str = "say-env") -> Wheel:
     return Wheel(name, "0.1.0", path, f"{HUB}/acme/files/{name}/{path.name}", digest)
 
 
-def test_the_hubs_wheels_stand_in_the_lock_at_the_hub(tmp_path: Path) -> None:
+def test_wheels_of_the_hub_have_the_hub_address_in_the_lock(tmp_path: Path) -> None:
     wheel = own_wheel(tmp_path)
     archive = {"path": str(wheel.path), "hashes": {"sha256": wheel.sha256}}
     made = portable({"name": "say-env", "version": "0.1.0", "archive": archive}, wheels=(wheel,))
@@ -133,7 +133,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Fetched:
     return asked
 
 
-def test_installers_are_told_digests_and_the_index_finds_the_files(
+def test_installers_get_digests_and_the_index_finds_the_files(
     hub: HubApi, tmp_path: Path, fetched: Fetched
 ) -> None:
     own = own_wheel(tmp_path)
@@ -189,7 +189,7 @@ def strange(url: str, **more: Any) -> Any:
         ("https://download.pytorch.org/rules-1.0-py3-none-any.whl", "fetched"),
     ],
 )
-def test_a_machine_that_asks_its_indexes_alone_takes_no_address_of_a_lock(
+def test_a_machine_with_its_own_indexes_ignores_addresses_in_a_lock(
     url: str, usual: str, hub: HubApi, tmp_path: Path, fetched: Fetched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = own_wheel(tmp_path)
@@ -222,7 +222,7 @@ def test_a_machine_that_asks_its_indexes_alone_takes_no_address_of_a_lock(
         ("PIP_FIND_LINKS", "https://index.example/links"),
     ],
 )
-def test_what_is_configured_is_asked(
+def test_the_configured_index_is_used(
     variable: str, value: str, hub: HubApi, tmp_path: Path, fetched: Fetched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"):
@@ -245,14 +245,14 @@ def test_what_is_configured_is_asked(
                        "wheels": [file_at(f"{PYPI}/cp27/i/idna/idna-3.1-cp27-cp27m-win32.whl")]}]},
     ],
 )  # fmt: skip
-def test_a_lock_that_does_not_hold_here_says_so(hub: HubApi, tmp_path: Path, more: dict[str, Any]) -> None:
+def test_a_lock_for_another_platform_is_reported(hub: HubApi, tmp_path: Path, more: dict[str, Any]) -> None:
     with pytest.raises(ClientError, match=r"the lock of `say-env 0\.1\.0` does not support") as refused:
         lock.install_lines(hub, tmp_path, locked(**more), own_wheel(tmp_path))
     assert refused.value.code == "lock_platform"
     assert refused.value.detail
 
 
-def test_what_is_no_lock_is_said() -> None:
+def test_an_invalid_lock_file_is_reported() -> None:
     for content in (
         b"\xff",
         b"[",
@@ -267,11 +267,11 @@ def test_what_is_no_lock_is_said() -> None:
     ("stated", "oldest"),
     [(None, "3.11"), (">=3.9", "3.11"), (">=3.12,<4", "3.12"), ("==3.13.*", "3.13"), ("~=3.11.4", "3.11.4")],
 )
-def test_a_lock_begins_with_the_oldest_python_that_is_allowed(stated: str | None, oldest: str) -> None:
+def test_a_lock_starts_at_the_oldest_allowed_python(stated: str | None, oldest: str) -> None:
     assert str(lock._oldest_python(stated)) == oldest
 
 
-def test_of_two_installations_of_a_version_the_one_chosen_last_is_used(tmp_path: Path) -> None:
+def test_the_latest_chosen_installation_of_a_version_is_used(tmp_path: Path) -> None:
     store = EnvironmentStore(tmp_path)
     name = EnvironmentName("acme", "say-env", "1.0")
     for locked_one in (True, False):

@@ -7,7 +7,7 @@ import asyncio
 from wander_client.models.pool import _Machine
 
 
-async def test_the_next_evaluation_is_one_of_the_model_that_is_loaded() -> None:
+async def test_the_pool_prefers_evaluations_of_the_loaded_model() -> None:
     machine, order, began = _Machine(), [], asyncio.Event()
 
     async def play(model: str, name: str) -> None:
@@ -29,7 +29,7 @@ async def test_the_next_evaluation_is_one_of_the_model_that_is_loaded() -> None:
     assert order[-1] == "6", "the machine is free again"
 
 
-async def test_one_that_is_canceled_as_its_turn_comes_passes_it_on() -> None:
+async def test_an_evaluation_canceled_at_its_turn_lets_the_next_one_run() -> None:
     machine, order = _Machine(), []
 
     async def play(name: str) -> None:

@@ -78,7 +78,7 @@ def trained(home: Path, files: dict[str, bytes]) -> Path:
     return run
 
 
-def test_a_model_travels_with_a_card_from_its_run(store: Store, machine: Machine) -> None:
+def test_a_pushed_model_has_a_card_generated_from_its_run(store: Store, machine: Machine) -> None:
     files = checkpoint(README_md=None)
     run = trained(machine.home, files)
     refused = machine.model("push", "hf:ada/ttt", str(run), "--internal")
@@ -101,7 +101,7 @@ def test_a_model_travels_with_a_card_from_its_run(store: Store, machine: Machine
     assert f"-m {pulled['folder']}" in line.stderr, "a revision is loaded from its folder"
 
 
-def test_a_second_push_leaves_nothing_of_the_first(store: Store, machine: Machine) -> None:
+def test_a_second_push_replaces_all_files_of_the_first(store: Store, machine: Machine) -> None:
     first = checkpoint("one", README_md=None, vocab_txt=b"old")
     machine.data("push", "hf:ada/ttt", str(written(machine.home / "one", first)))
     begun = store.repositories["ada/ttt"][-1]
@@ -113,7 +113,7 @@ def test_a_second_push_leaves_nothing_of_the_first(store: Store, machine: Machin
     assert old["weights_sha256"] == weights_of(digests(first)), "a revision stays what it was"
 
 
-def test_a_file_changed_in_the_cache_is_fetched_again(store: Store, machine: Machine) -> None:
+def test_a_file_that_was_changed_in_the_cache_is_downloaded_again(store: Store, machine: Machine) -> None:
     machine.data("push", "hf:ada/ttt", str(written(machine.home / "made", checkpoint())))
     pulled = machine.data("pull", "hf:ada/ttt")
     for name in ("model.safetensors", "config.json"):
@@ -125,7 +125,7 @@ def test_a_file_changed_in_the_cache_is_fetched_again(store: Store, machine: Mac
         assert file.read_bytes() == sound
 
 
-def test_weights_that_are_not_those_of_the_card_are_refused(store: Store, machine: Machine) -> None:
+def test_weights_that_differ_from_the_card_are_rejected(store: Store, machine: Machine) -> None:
     machine.data("push", "hf:ada/ttt", str(written(machine.home / "made", checkpoint(README_md=None))))
     store.files("ada/ttt")["model.safetensors"] = weights("others")
     done = machine.model("pull", "hf:ada/ttt")
@@ -158,7 +158,7 @@ def test_what_cannot_be_done_is_told(
 
 
 @pytest.mark.parametrize("words", [("push", "hf:ada/ttt", "made"), ("pull", "hf:ada/ttt")])
-def test_without_a_network_it_is_said(tmp_path: Path, unused_tcp_port: int, words: tuple[str, ...]) -> None:
+def test_a_missing_network_is_reported(tmp_path: Path, unused_tcp_port: int, words: tuple[str, ...]) -> None:
     written(tmp_path / "made", checkpoint())
     done = Machine(tmp_path, f"http://127.0.0.1:{unused_tcp_port}").model(*words)
     assert done.returncode == 5, done.stdout + done.stderr

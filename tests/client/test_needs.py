@@ -96,11 +96,13 @@ def names(wheels: list[Wheel]) -> list[str]:
         ("from wander_compat.verifiers import Rubric\n", [], ["sayer", "wander-sdk", "wander-compat"]),
     ],
 )
-def test_the_classic_api_goes_where_it_is_named(of, source: str, requires: list[str], own: list[str]) -> None:
+def test_the_classic_api_is_installed_if_it_is_required(
+    of, source: str, requires: list[str], own: list[str]
+) -> None:
     assert names(of(source, requires, SDK, COMPAT, CLIENT, SHIM).own) == own
 
 
-def test_the_plugin_that_is_required_comes_from_the_hub(of) -> None:
+def test_a_required_plugin_comes_from_the_hub(of) -> None:
     requires = ["wander-sdk", "wander-integrations[gymnasium]>=0.1"]
     warnings: list[str] = []
     found = of(NATIVE, requires, SDK, INTEGRATIONS, warnings=warnings)
@@ -108,7 +110,7 @@ def test_the_plugin_that_is_required_comes_from_the_hub(of) -> None:
     assert names(of(NATIVE, ["wander-sdk"], SDK, INTEGRATIONS).own) == ["sayer", "wander-sdk"]
 
 
-def test_what_a_dependency_requires_comes_from_the_hub_too(of) -> None:
+def test_indirect_requirements_come_from_the_hub_too(of) -> None:
     found = of(NATIVE, ["wander-sdk", "other"], SDK, COMPAT, SHIM)
     assert names(found.at_hand) == ["wander-compat", "verifiers"]
     lines = [line.partition(" @ file:")[0] for line in found.overrides.splitlines()]
@@ -116,14 +118,14 @@ def test_what_a_dependency_requires_comes_from_the_hub_too(of) -> None:
     assert names(found.wheels) == ["sayer", "wander-sdk", "wander-compat", "verifiers"]
 
 
-def test_a_task_set_keeps_upstreams_library(of) -> None:
+def test_a_task_set_keeps_the_upstream_library(of) -> None:
     found = of(TASKSET, ["verifiers[ta]>=0.4"], SDK, COMPAT, SHIM)
     assert (found.at_hand, found.overrides) == ([], "")
     assert found.first == "verifiers[ta]>=0.3.0,>=0.4"
     assert found.programs == []
 
 
-def test_the_packages_of_a_task_sets_scripts_are_installed_with_it(of) -> None:
+def test_packages_required_by_scripts_of_a_task_set_are_installed(of) -> None:
     """The library would have uv fetch them when a rollout begins."""
     block = '# /// script\n# requires-python = ">=3.11"\n# dependencies = ["six>=1", "openai"]\n# ///\n'
     script = f"{TASKSET}PROGRAM = '''\n{block}print(1)\n'''\n"
@@ -175,7 +177,9 @@ def locked(hub: Hub, *filenames: str) -> bytes:
 
 
 @pytest.mark.parametrize("packages", [(SDK, SHIM), (SDK, COMPAT, SHIM)])
-def test_a_lock_brings_what_it_names_and_nothing_beside(tmp_path: Path, packages: tuple[str, ...]) -> None:
+def test_a_lock_installs_exactly_the_packages_that_it_lists(
+    tmp_path: Path, packages: tuple[str, ...]
+) -> None:
     """The lock of a classic environment of before names no `wander-compat`: its SDK holds the classic API."""
     hub = Hub(SDK, COMPAT, SHIM)
     own = Wheel("sayer", "1.0", tmp_path / "sayer-1.0-py3-none-any.whl", "http://hub.example/x", "0" * 64)

@@ -97,7 +97,7 @@ def other_weights(found: re.Match[str]) -> str:
     return f"Rubric([{found[1]}{found[2] or ''}], weights=[{weights}]"
 
 
-def test_every_summary_counts_as_unfinished() -> None:
+def test_every_generated_summary_counts_as_unfinished() -> None:
     assert {kind.summary for kind in KINDS.values()} == SCAFFOLDED
 
 
@@ -133,7 +133,7 @@ def test_a_new_packages_player_wins(kind: str, made: Path, wander: Wander) -> No
     assert result.data["summary"]["reward_mean"] >= 1.0
 
 
-def test_a_new_packages_readme_and_metadata_fit_its_environment(kind: str, made: Path) -> None:
+def test_readme_and_metadata_of_a_new_package_match_its_environment(kind: str, made: Path) -> None:
     project = tomllib.loads((made / "pyproject.toml").read_text())
     env = load_path(made)
     about = project["project"]
@@ -155,7 +155,7 @@ def test_a_new_packages_readme_and_metadata_fit_its_environment(kind: str, made:
     assert re.findall(r"@(?!stop)\w+@?", text) == [], "every place of a template is filled in"
 
 
-def test_the_help_lists_every_kind_with_a_line(wander: Wander) -> None:
+def test_the_help_describes_every_kind_of_environment(wander: Wander) -> None:
     shown = wander("new", "--help").out
     assert [
         name for name, kind in KINDS.items() if not re.search(rf"(?m)^ +{name} +{kind.line}$", shown)
@@ -190,7 +190,7 @@ def test_a_new_package_never_overwrites(wander: Wander, home: Path) -> None:
         ("wander", "a Wander package"),
     ],
 )
-def test_a_name_that_something_else_has_is_refused(name: str, said: str, wander: Wander, home: Path) -> None:
+def test_a_name_that_is_already_used_is_rejected(name: str, said: str, wander: Wander, home: Path) -> None:
     result = wander("new", name)
     assert result.status == 2
     assert said in result.err

@@ -11,7 +11,7 @@ from wander_client.failures import explain
 
 
 @pytest.mark.parametrize("told", ["x", "sk-secret", "\ud800", "a\nb", "é" * 5000])
-def test_a_crash_is_logged_where_only_its_user_reads_it(told: str, home: Path) -> None:
+def test_a_crash_log_is_readable_only_by_its_user(told: str, home: Path) -> None:
     explained = explain(RuntimeError(told))
     assert explained.code == "internal"
     (log,) = (home / "state" / "crashes").iterdir()
@@ -21,7 +21,7 @@ def test_a_crash_is_logged_where_only_its_user_reads_it(told: str, home: Path) -
     assert b"RuntimeError" in log.read_bytes()
 
 
-def test_a_crash_without_a_place_for_its_log_is_still_explained(
+def test_a_crash_is_explained_even_if_no_log_can_be_written(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "taken").touch()
@@ -41,7 +41,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_credentials_file_stops_only_what_needs_a_token(
+def test_a_damaged_credentials_file_stops_only_commands_that_need_a_token(
     damage: str, hub: HubRoom, wander: Wander, home: Path
 ) -> None:
     (home / "config").mkdir()

@@ -25,13 +25,13 @@ from wander_client.packages.virtualenvs import stage_folder
 
 
 @pytest.mark.parametrize("word", ["1st", "wander", "tests", "größe", "a b", "-", "wander_sdk"])
-def test_what_cannot_be_a_package_is_refused(word: str) -> None:
+def test_folders_that_are_not_packages_are_rejected(word: str) -> None:
     with pytest.raises(UsageError):
         package_name(word)
 
 
 @pytest.mark.full
-def test_check_ends_with_status_1_for_a_fault(wander: Wander, folder: Path) -> None:
+def test_check_exits_with_status_1_for_a_failed_check(wander: Wander, folder: Path) -> None:
     assert wander("check", str(folder)).out.splitlines()[0].startswith("ok")
     (folder / "say_env.py").write_text("raise RuntimeError('broken')")
     told = wander("check", str(folder))
@@ -52,18 +52,18 @@ def inspected(wheel: Path) -> BuiltPackage:
     return built_package._inspect(built, BuiltFile(sdist, "sdist", "0" * 64, 0))
 
 
-def test_what_is_published_is_read_from_the_wheel(tmp_path: Path) -> None:
+def test_published_metadata_is_read_from_the_wheel(tmp_path: Path) -> None:
     package = inspected(make_wheel(tmp_path))
     assert (package.name, package.version, package.warnings) == ("say-env", "0.1.0", [])
     assert ("say_env.py", len(ENVIRONMENT)) in package.members
 
 
-def test_a_wheel_without_an_environment_is_not_sent(tmp_path: Path) -> None:
+def test_a_wheel_without_an_environment_is_not_uploaded(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match="has no `load_environment`"):
         inspected(make_wheel(tmp_path, module="x = 1\n"))
 
 
-def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
+def test_warnings_of_the_hub_are_printed(hub: HubRoom, tmp_path: Path) -> None:
     from wander_client.hub.api import HubApi
 
     wheel = tmp_path / WHEEL_NAME
@@ -78,7 +78,9 @@ def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
     assert told == [f"`{WHEEL_NAME}`: `start.pth` runs when Python starts ({hint})"]
 
 
-def test_publishing_again_sends_nothing_and_other_bytes_are_refused(hub: HubRoom, tmp_path: Path) -> None:
+def test_publishing_again_uploads_nothing_and_changed_files_are_rejected(
+    hub: HubRoom, tmp_path: Path
+) -> None:
     from wander_client.hub.api import HubApi
 
     api = HubApi("https://testserver", hub.token, transport=hub.transport)
@@ -96,7 +98,7 @@ def test_publishing_again_sends_nothing_and_other_bytes_are_refused(hub: HubRoom
     ("text", "status"),
     [(None, 2), ("[project", 1), ("[tool.x]\n", 1), ("[project]\nversion = '1'\n", 1)],
 )
-def test_a_folder_that_is_no_package_is_not_published(
+def test_a_folder_without_a_package_is_not_published(
     text: str | None, status: int, wander: Wander, home: Path
 ) -> None:
     (home / "x").mkdir()
@@ -131,7 +133,7 @@ def test_a_wheel_for_this_machine_is_chosen() -> None:
         install.wheel_file(detail("b-1.0-cp27-cp27m-win32.whl"))
 
 
-def test_the_requirements_of_this_machine_count() -> None:
+def test_only_requirements_for_this_machine_are_read() -> None:
     found = needs.requirements_of(
         ["Wander_SDK>=0.1", "x; python_version < '3'", "y; extra == 'dev'", "z==2"], "acme/b 1.0"
     )
@@ -147,7 +149,7 @@ def index_file(version: str, **more: object) -> IndexFile:
     return IndexFile.model_validate(entry)
 
 
-def test_the_newest_sdk_that_fits_is_taken_from_the_hub() -> None:
+def test_the_newest_compatible_sdk_is_taken_from_the_hub() -> None:
     files = [
         index_file("0.2"),
         index_file("0.10"),
@@ -181,7 +183,7 @@ def put(store: EnvironmentStore, version: str, **more: str) -> Path:
     return place
 
 
-def test_an_environment_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_an_environment_is_installed_completely_or_not_at_all(tmp_path: Path) -> None:
     store = EnvironmentStore(tmp_path)
     place = store.folder_for("http://h", EnvironmentName("acme", "wordle", "1.0"), "a" * 64)
 
@@ -243,7 +245,7 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(wander: Wander, hom
         store.all()  # whoever has nobody to warn is not left in the dark
 
 
-def test_what_is_installed_runs_while_its_hub_is_out_of_reach(wander: Wander, home: Path) -> None:
+def test_installed_environments_run_while_the_hub_is_unreachable(wander: Wander, home: Path) -> None:
     store = EnvironmentStore(home / "data")
     put(store, "1.0", hub="http://hub.example", virtualenv="some")
 

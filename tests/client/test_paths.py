@@ -33,7 +33,7 @@ BAD = [
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("place", range(3))
-def test_only_plain_names_are_taken(tmp_path: Path, bad: str, place: int) -> None:
+def test_only_plain_names_are_accepted(tmp_path: Path, bad: str, place: int) -> None:
     parts = ["a", "b", "c"]
     parts[place] = bad
     with pytest.raises(ClientError) as refused:
@@ -43,9 +43,7 @@ def test_only_plain_names_are_taken(tmp_path: Path, bad: str, place: int) -> Non
 
 
 @given(parts=st.lists(st.text(max_size=8), min_size=1, max_size=4))
-def test_whatever_is_named_the_path_stays_below(
-    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
-) -> None:
+def test_every_path_stays_below_the_root(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
     root = tmp_path_factory.mktemp("root")
     try:
         found = path_below(root, *parts)
@@ -55,7 +53,7 @@ def test_whatever_is_named_the_path_stays_below(
     assert len(found.relative_to(root).parts) == len(parts)
 
 
-def test_folders_are_made_and_the_last_part_is_not(tmp_path: Path) -> None:
+def test_parent_folders_are_created_but_not_the_last_part(tmp_path: Path) -> None:
     found = path_below(tmp_path / "root", "a", "b", "c.whl")
     assert found.parent.is_dir()
     assert not found.exists()
@@ -65,7 +63,7 @@ def test_folders_are_made_and_the_last_part_is_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("kind", ["link to a folder", "dangling link", "link to a file", "pipe", "socket"])
-def test_no_link_is_followed(tmp_path: Path, place: int, kind: str) -> None:
+def test_symbolic_links_are_not_followed(tmp_path: Path, place: int, kind: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("precious")
@@ -89,14 +87,14 @@ def test_no_link_is_followed(tmp_path: Path, place: int, kind: str) -> None:
     assert sorted(outside.iterdir()) == [outside / "file"]
 
 
-def test_a_file_where_a_folder_belongs_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     with pytest.raises(ClientError) as refused:
         path_below(tmp_path, "a", "b")
     assert refused.value.code == "unsafe_path"
 
 
-def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
+def test_the_root_may_be_a_symbolic_link(tmp_path: Path) -> None:
     """A user may keep the cache on another disk."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "cache").symlink_to(tmp_path / "disk")

@@ -41,7 +41,7 @@ PLACES = ["data.bin", "say_env.d/data.bin", "a/b/c/data.py", ".gitignore", ".hid
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("put", PUTS)
-def test_a_project_is_refused_by_the_file_that_is_not_plain(put: str, place: str, folder: Path) -> None:
+def test_the_special_file_that_makes_a_project_unsafe_is_named(put: str, place: str, folder: Path) -> None:
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     PUTS[put](folder / place)
     with pytest.raises(ClientError) as refused:
@@ -51,7 +51,7 @@ def test_a_project_is_refused_by_the_file_that_is_not_plain(put: str, place: str
     assert refused.value.hint
 
 
-def test_what_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: not path.endswith("README.md"))  # root reads all
     with pytest.raises(ClientError) as refused:
         require_plain_project(folder)
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     "put", ["a FIFO", "a socket", "a link to a device", "a link to its folder", "10 GB of holes"]
 )
-def test_commands_that_build_say_so_before_they_build(put: str, folder: Path, wander: Wander) -> None:
+def test_commands_announce_a_build_before_it_starts(put: str, folder: Path, wander: Wander) -> None:
     PUTS[put](folder / "data.bin")
     for words in (
         ("publish", "./say-env", "--dry-run"),
@@ -75,7 +75,7 @@ def test_commands_that_build_say_so_before_they_build(put: str, folder: Path, wa
         assert "data.bin" in ended.json["error"]["message"], words
 
 
-def test_links_between_two_folders_are_a_circle(folder: Path) -> None:
+def test_symbolic_links_between_two_folders_are_a_cycle(folder: Path) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         (folder / one).mkdir()
         (folder / one / "more").symlink_to(f"../{other}")
@@ -84,7 +84,7 @@ def test_links_between_two_folders_are_a_circle(folder: Path) -> None:
     assert refused.value.code == "unsafe_file"
 
 
-def test_links_that_multiply_are_walked_once(folder: Path) -> None:
+def test_folders_with_many_symbolic_links_are_visited_once(folder: Path) -> None:
     for number in range(40):  # followed each time, these are 2 ** 40 folders
         (folder / str(number)).mkdir()
         for name in "xy":
@@ -93,7 +93,7 @@ def test_links_that_multiply_are_walked_once(folder: Path) -> None:
     require_plain_project(folder)
 
 
-def test_ordinary_links_and_what_no_build_reads_are_fine(folder: Path) -> None:
+def test_ordinary_links_and_files_that_no_build_reads_are_accepted(folder: Path) -> None:
     (folder / "again.md").symlink_to("README.md")
     (folder / "data").mkdir()
     (folder / "same").symlink_to("data")
@@ -113,7 +113,7 @@ def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert refused.value.code == "unsafe_package"
 
 
-def test_what_git_ignores_is_left_to_the_backend_but_not_copied_to_the_sandbox(folder: Path) -> None:
+def test_ignored_files_may_be_special_but_are_not_copied_to_the_sandbox(folder: Path) -> None:
     (folder / ".gitignore").write_text("runs/\n")
     (folder / "runs").mkdir()
     sparse(10 << 30)(folder / "runs" / "model.safetensors")
@@ -156,7 +156,7 @@ def test_sources_that_nest_deep_are_skipped(text: str, folder: Path) -> None:
     assert find_code_uses(str(folder)) == []
 
 
-def test_a_check_passes_over_them(folder: Path, wander: Wander) -> None:
+def test_a_check_skips_special_files(folder: Path, wander: Wander) -> None:
     os.mkfifo(folder / "pipe.py")
     sparse(10 << 30)(folder / "zeros.py")
     ended = wander("check", "./say-env", "--json")
@@ -164,7 +164,7 @@ def test_a_check_passes_over_them(folder: Path, wander: Wander) -> None:
     assert found["load.works"] == found["sources.random"] == found["determinism.replay"] == "pass"
 
 
-def test_an_evaluation_passes_over_them(folder: Path, wander: Wander) -> None:
+def test_an_evaluation_skips_special_files(folder: Path, wander: Wander) -> None:
     os.mkfifo(folder / "pipe.py")
     sparse(10 << 30)(folder / "zeros.bin")
     (folder / "up").symlink_to(".")

@@ -31,7 +31,7 @@ def asked(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return room.note_requests(monkeypatch)
 
 
-def test_a_posted_run_is_read_as_one_of_this_machine(mine: Hub, home: Path, asked: list[str]) -> None:
+def test_a_posted_run_is_read_like_a_local_run(mine: Hub, home: Path, asked: list[str]) -> None:
     local = Run(write_run(home / "runs" / "one", rewards=[1.0, 0.0, 1.0]))
     posted = mine.post(local)
     run = mine.run(posted.run_id[:10])
@@ -56,9 +56,7 @@ def test_a_posted_run_is_read_as_one_of_this_machine(mine: Hub, home: Path, aske
     assert Run(again.save(home / "copy")).reward == local.reward
 
 
-def test_a_download_that_broke_off_starts_again(
-    mine: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_download_starts_again(mine: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     posted = mine.post(write_run(home / "runs" / "one", rewards=[1.0, 0.0, 1.0]))
     from wander_client.hub.api import HubApi
 
@@ -82,7 +80,7 @@ def test_a_download_that_broke_off_starts_again(
     assert kept == run.path
 
 
-def test_evidence_is_the_hubs(mine: Hub, home: Path) -> None:
+def test_the_evidence_of_a_posted_run_comes_from_the_hub(mine: Hub, home: Path) -> None:
     local = Run(write_run(home / "runs" / "one", rewards=[1.0]))
     posted = mine.post(local)
     evidence = mine.run(posted.run_id).evidence()
@@ -92,7 +90,7 @@ def test_evidence_is_the_hubs(mine: Hub, home: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_run_is_replayed_and_repeated(wander: Wander, mine: Hub, home: Path, folder: Path) -> None:
+def test_a_posted_run_is_replayed_and_rerun(wander: Wander, mine: Hub, home: Path, folder: Path) -> None:
     done = wander("eval", str(folder), "-m", "scripted:say_env:solver", "-a", "size=40", "-n", "40", "--json")
     run = Run(done.data["run_dir"])
     report = run.replay()
@@ -120,7 +118,7 @@ def test_a_run_is_replayed_and_repeated(wander: Wander, mine: Hub, home: Path, f
         ("replay", {"environment__arguments": {"judge_base_url": "https://x"}}, "arguments_of_another"),
     ],
 )
-def test_a_run_of_another_decides_no_more_than_for_the_command(
+def test_a_received_run_controls_no_more_than_for_the_command(
     call: str, fields: dict[str, Any], code: str, wander: Wander, mine: Hub, room: HubRoom, home: Path
 ) -> None:
     """Also after its download, and when its downloaded folder is opened or copied."""
@@ -138,7 +136,7 @@ def test_a_run_of_another_decides_no_more_than_for_the_command(
         assert refused.value.code == code
 
 
-def test_a_received_folder_names_no_code(wander: Wander, folder: Path, home: Path) -> None:
+def test_a_received_folder_cannot_name_code(wander: Wander, folder: Path, home: Path) -> None:
     done = wander("eval", str(folder), "-m", "scripted:say_env:solver", "-n", "4", "--json")
     own = Run(done.data["run_dir"])
     (home / "received").mkdir()
@@ -152,7 +150,7 @@ def test_a_received_folder_names_no_code(wander: Wander, folder: Path, home: Pat
     assert received.replay(folder=folder).same == 4
 
 
-def test_a_posted_run_is_confined_as_by_the_command(
+def test_a_posted_run_is_sandboxed_like_in_the_command(
     mine: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import wander_client.evaluate.repeating as repeating
@@ -192,14 +190,14 @@ def test_a_posted_run_is_confined_as_by_the_command(
             run.replay(**wrong)
 
 
-def test_hubs_keep_their_copies_apart(room: HubRoom, mine: Hub, home: Path) -> None:
+def test_downloads_of_different_hubs_are_separate(room: HubRoom, mine: Hub, home: Path) -> None:
     posted = mine.post(write_run(home / "runs" / "one", rewards=[1.0, 0.0]))
     first = mine.run(posted.run_id).path
     other = Hub("https://other.example", token=room.token, transport=room.transport, progress=False)
     assert other.run(posted.run_id).path != first
 
 
-def test_a_board_says_which_it_is_and_leads_to_the_others(mine: Hub, home: Path) -> None:
+def test_a_board_names_itself_and_the_other_boards(mine: Hub, home: Path) -> None:
     for number, rewards in enumerate(([1.0, 0.0], [1.0, 0.0, 1.0], [1.0])):
         mine.post(write_run(home / "runs" / f"r{number}", rewards=rewards, model=f"m{number}"))
     board = mine.leaderboard("admin/say-env@0.1.0")
@@ -218,7 +216,7 @@ def test_a_board_says_which_it_is_and_leads_to_the_others(mine: Hub, home: Path)
 
 
 @pytest.mark.full
-def test_a_model_is_made_as_the_command_makes_it(wander: Wander, folder: Path, home: Path) -> None:
+def test_new_model_creates_the_same_model_as_the_command(wander: Wander, folder: Path, home: Path) -> None:
     done = wander("eval", str(folder), "-m", "scripted:say_env:solver", "-n", "8", "--json")
     words = ("--hidden", "32", "--layers", "1", "--vocabulary", "330")
     made = wander(

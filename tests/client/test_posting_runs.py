@@ -73,7 +73,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("loss", ["before", "after", "busy"])
-def test_every_request_may_be_lost_once(published: HubRoom, run: Path, loss: str):
+def test_every_posting_request_may_fail_once(published: HubRoom, run: Path, loss: str):
     flaky = Flaky(published.transport, lambda number: loss if number % 2 else None)
     told: list[str] = []
     heard: list[tuple[int, int]] = []
@@ -90,7 +90,7 @@ def test_every_request_may_be_lost_once(published: HubRoom, run: Path, loss: str
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_what_a_killed_uploader_sent_is_not_sent_again(published: HubRoom, run: Path):
+def test_parts_sent_by_a_killed_upload_are_not_sent_again(published: HubRoom, run: Path):
     def dies(number: int) -> str | None:
         if number == 4:
             raise KeyboardInterrupt  # as good as any way to stop in the middle
@@ -108,7 +108,7 @@ def test_what_a_killed_uploader_sent_is_not_sent_again(published: HubRoom, run: 
     assert third.chunks == []
 
 
-def test_a_hub_that_stays_away_is_given_up_with_what_to_do(
+def test_posting_to_an_unreachable_hub_fails_with_a_hint(
     published: HubRoom, run: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(posting, "PATIENCE", 1.0)
@@ -117,7 +117,7 @@ def test_a_hub_that_stays_away_is_given_up_with_what_to_do(
     assert "post the run again to continue" in (caught.value.hint or "")
 
 
-def test_of_the_lines_of_a_rollout_the_last_counts_and_a_torn_one_does_not(run: Path):
+def test_the_last_complete_line_of_a_rollout_counts(run: Path):
     folder = RunFolder.open(run)
     folder.resume()
     first = next(iter(folder.rollouts()))
@@ -156,7 +156,7 @@ def test_post_private_then_publish(published: HubRoom, run: Path):
         (0.0, -9e8, False),  # a run of long ago
     ],
 )
-def test_a_clock_that_is_years_off_is_told_with_the_time_of_the_hub(
+def test_a_wrong_clock_is_reported_with_the_time_of_the_hub(
     published: HubRoom, run: Path, monkeypatch: pytest.MonkeyPatch, here: float, began: float, warned: bool
 ):
     real, manifest = time.time, json.loads((run / "run.json").read_text())
@@ -186,7 +186,7 @@ def test_a_posted_run_is_named_and_renamed(published: HubRoom, run: Path):
     assert published.http.get(f"/api/v1/runs/{run_id}").json()["name"] is None
 
 
-def test_withdraw_says_why_and_is_for_good(published: HubRoom, run: Path):
+def test_withdrawing_needs_a_reason_and_is_final(published: HubRoom, run: Path):
     run_id = published.wander("post", str(run), "--json").data["run_id"]
     unsure = published.wander("runs", "withdraw", run_id[:10], "--reason", "wrong prompt")
     assert (unsure.status, "--yes" in unsure.err) == (2, True)
@@ -197,7 +197,7 @@ def test_withdraw_says_why_and_is_for_good(published: HubRoom, run: Path):
     assert again.json["error"]["code"] == "run_withdrawn"
 
 
-def test_sign_with_a_key_that_stays_here(published: HubRoom, run: Path, home: Path):
+def test_runs_are_signed_with_a_local_key(published: HubRoom, run: Path, home: Path):
     without = published.wander("post", str(run), "--sign", "--json")
     assert without.json["error"]["code"] == "no_key"
     made = published.wander("auth", "key", "new", "--name", "laptop", "--json")
@@ -226,7 +226,7 @@ def test_several_runs_are_posted_together(published: HubRoom, run: Path):
     assert all(published.http.get(f"/api/v1/runs/{run_id}").status_code == 200 for run_id in ids)
 
 
-def test_no_run_is_sent_before_all_are_fit(published: HubRoom, run: Path):
+def test_all_runs_are_checked_before_any_is_sent(published: HubRoom, run: Path):
     unpublished = write_run(run.parent / "local", rewards=[0.5, 1.0], owner=None)
     refused = published.wander("post", str(run), str(unpublished), "--json")
     assert refused.status != 0
@@ -247,7 +247,7 @@ def write_suite(place: Path, *folders: str) -> Path:
     return place
 
 
-def test_a_suite_is_posted_and_reported_as_one(published: HubRoom, run: Path, tmp_path: Path):
+def test_a_suite_is_posted_and_reported_as_a_whole(published: HubRoom, run: Path, tmp_path: Path):
     suite = write_suite(tmp_path / "runs" / "nightly", "b", "a")
     ids = [
         RunFolder.open(write_run(suite / name, rewards=[reward, 0.5], model=name)).manifest.run_id
@@ -263,9 +263,7 @@ def test_a_suite_is_posted_and_reported_as_one(published: HubRoom, run: Path, tm
     assert all(published.http.get(f"/api/v1/runs/{run_id}").status_code == 200 for run_id in ids)
 
 
-def test_a_suite_that_lacks_a_run_is_posted_only_if_that_is_wanted(
-    published: HubRoom, run: Path, tmp_path: Path
-):
+def test_an_incomplete_suite_is_posted_only_with_an_option(published: HubRoom, run: Path, tmp_path: Path):
     suite = write_suite(tmp_path / "runs" / "nightly", "a", "missing")
     write_run(suite / "a", rewards=[1.0, 0.5])
     refused = published.wander("post", str(suite), "--json")

@@ -33,7 +33,7 @@ def read(folder: Path) -> dict:
     return tomllib.loads((folder / "pyproject.toml").read_text())
 
 
-def test_what_is_missing_is_written_and_the_rest_left(tmp_path):
+def test_missing_metadata_is_added_and_existing_metadata_is_kept(tmp_path):
     folder = project(tmp_path / "my-env")
     origin = PackageOrigin("git+https://x/y.git", revision="abc", sha256="d1", importer="ann")
     converted = convert_project(folder, origin)
@@ -50,7 +50,7 @@ def test_what_is_missing_is_written_and_the_rest_left(tmp_path):
     assert again.written == []
 
 
-def test_only_the_projects_own_tables_are_written_to(tmp_path):
+def test_only_the_tables_of_the_project_are_changed(tmp_path):
     text = (
         "# kept\n[tool.hatch.envs.default]\ndependencies = [\n  'pytest',\n]\n\n[project]\nname = 'my-env'\n"
         "version = '1.0'  # kept too\n\n[project.entry-points.other]\nx = 'y:z'\n"
@@ -64,7 +64,7 @@ def test_only_the_projects_own_tables_are_written_to(tmp_path):
     assert (folder / "pyproject.toml").read_text().count("# kept") == 2
 
 
-def test_a_readme_without_a_note_tells_no_origin():
+def test_a_readme_without_an_import_note_has_no_origin():
     assert origin_in("# my-env\n\nImported into Wander from nowhere.") is None
 
 
@@ -77,7 +77,7 @@ def test_a_readme_without_a_note_tells_no_origin():
         (LOADER, PROJECT, 2),
     ],
 )
-def test_generations_are_told_apart(tmp_path, module, text, generation):
+def test_generations_of_verifiers_are_recognized(tmp_path, module, text, generation):
     assert convert_project(project(tmp_path / "my-env", module, text), HERE).generation == generation
 
 
@@ -117,7 +117,7 @@ def test_several_modules_without_a_build_system_are_all_built(tmp_path):
     assert wheel["only-include"] == ["my_env.py", "words.py"]
 
 
-def test_a_loader_may_come_from_a_module_beside_it(tmp_path):
+def test_a_loader_may_be_imported_from_a_neighboring_module(tmp_path):
     folder = project(tmp_path / "short", "from my_env_impl import load_environment as load_environment\n")
     (folder / "my_env_impl.py").write_text(LOADER + FIRST)
     converted = convert_project(folder, HERE, "my_env:load_environment")
@@ -144,7 +144,7 @@ def with_sources(folder, sources):
     return project(folder, text=text)
 
 
-def test_addresses_that_only_uv_is_told_of_become_requirements(tmp_path):
+def test_sources_of_uv_become_requirements(tmp_path):
     sources = f"""
 [tool.uv.sources]
 verifiers = {{ git = "https://x/verifiers.git" }}
@@ -176,7 +176,7 @@ here = {{ path = "../here" }}
         '{ url = "https://x/a.whl\\n--index-url https://evil/" }',
     ],
 )
-def test_what_uv_would_build_or_be_tricked_by_is_refused(tmp_path, source):
+def test_sources_that_uv_would_build_are_rejected(tmp_path, source):
     folder = with_sources(tmp_path / "my-env", f"\n[tool.uv.sources]\nsome-lib = {source}\n")
     with pytest.raises(ClientError) as refused:
         convert_project(folder, HERE)
@@ -223,7 +223,7 @@ def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path, builder):
     assert convert_project(folder, HERE).target == "my_env:other"
 
 
-def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path, builder):
+def test_a_project_with_setup_py_is_converted_through_its_wheel(tmp_path, builder):
     folder = project(tmp_path / "my-env", text=None)
     (folder / "setup.py").write_text(
         "from setuptools import setup\nsetup(name='my-env', version='2.1', py_modules=['my_env'],"
@@ -239,7 +239,7 @@ def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path, builder)
     assert sorted(path.name for path in folder.iterdir()) == ["my_env.py", "setup.py"]
 
 
-def test_a_task_set_is_entered_by_its_class(tmp_path, builder):
+def test_the_entry_point_of_a_task_set_is_its_class(tmp_path, builder):
     folder = tmp_path / "adder"
     (folder / "adder").mkdir(parents=True)
     (folder / "pyproject.toml").write_text("[project]\nname = 'adder'\nversion = '1'\n")
@@ -255,7 +255,7 @@ def test_a_task_set_is_entered_by_its_class(tmp_path, builder):
         assert package.name == "adder"
 
 
-def test_several_loaders_need_a_choice(tmp_path):
+def test_several_loaders_require_a_choice(tmp_path):
     folder = project(tmp_path / "my-env", module="")
     for name in ("one", "two"):
         (folder / f"{name}.py").write_text(LOADER)
@@ -272,13 +272,13 @@ def test_several_loaders_need_a_choice(tmp_path):
         (LOADER.replace("import verifiers as vf", "import gymnasium as vf"), UsageError),
     ],
 )
-def test_what_is_no_environment_of_ours_is_refused(tmp_path, module, error):
+def test_packages_without_an_environment_are_rejected(tmp_path, module, error):
     folder = project(tmp_path / "my-env", module, PROJECT.replace("verifiers", "gymnasium"))
     with pytest.raises(error):
         convert_project(folder, HERE)
 
 
-def test_a_package_whose_dependency_brings_its_classes_is_what_it_requires(tmp_path):
+def test_the_library_of_a_package_without_imports_follows_its_requirements(tmp_path):
     folder = project(
         tmp_path / "thin", "from elsewhere import make\n\ndef load_environment():\n    return make()\n"
     )

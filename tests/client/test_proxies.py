@@ -87,7 +87,7 @@ def dead_port() -> int:
 
 
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
-def test_the_hub_is_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch, variable: str):
+def test_hub_requests_use_the_proxy(monkeypatch: pytest.MonkeyPatch, variable: str):
     with served() as port:
         monkeypatch.setenv(
             variable, f"127.0.0.1:{port}" if variable.isupper() else f"http://127.0.0.1:{port}"
@@ -97,7 +97,7 @@ def test_the_hub_is_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch, varia
     assert answer.content.decode() == f"{HUB}/live"
 
 
-def test_the_hub_is_asked_through_a_socks_proxy(monkeypatch: pytest.MonkeyPatch):
+def test_hub_requests_use_a_socks_proxy(monkeypatch: pytest.MonkeyPatch):
     with served() as port, socks_before(port) as socks:
         monkeypatch.setenv("ALL_PROXY", f"socks5h://127.0.0.1:{socks}")
         assert HubConnection(HUB).send("GET", "/live").content == b"/live"
@@ -115,7 +115,7 @@ def test_a_dead_proxy_is_named(monkeypatch: pytest.MonkeyPatch, scheme: str, hub
     assert "NO_PROXY=hub.example" in (refused.value.hint or "")
 
 
-def test_a_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_a_proxy_that_rejects_requests_is_named(monkeypatch: pytest.MonkeyPatch):
     with served() as port:
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
         with pytest.raises(Unavailable) as refused:
@@ -126,7 +126,7 @@ def test_a_proxy_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     "value", ["socks4://127.0.0.1:1", "ftp://x", "http://[::1", "http://x:99999", "http://"]
 )
-def test_what_is_not_a_proxy_is_refused_with_its_variable(monkeypatch: pytest.MonkeyPatch, value: str):
+def test_the_variable_with_an_invalid_proxy_is_named(monkeypatch: pytest.MonkeyPatch, value: str):
     monkeypatch.setenv("ALL_PROXY", value)
     with pytest.raises(ClientError) as refused:
         HubConnection(HUB).send("GET", "/live")
@@ -134,7 +134,7 @@ def test_what_is_not_a_proxy_is_refused_with_its_variable(monkeypatch: pytest.Mo
     assert "ALL_PROXY" in str(refused.value)
 
 
-def test_a_socks_proxy_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_socks_proxy_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "socksio", None)
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
     with pytest.raises(ClientError) as refused:
@@ -171,7 +171,7 @@ ENTRIES = [
 
 
 @pytest.mark.parametrize(("listed", "host", "direct"), ENTRIES)
-def test_entries_of_no_proxy(monkeypatch: pytest.MonkeyPatch, listed: str, host: str, direct: bool):
+def test_no_proxy_entries_are_matched(monkeypatch: pytest.MonkeyPatch, listed: str, host: str, direct: bool):
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", listed)
     assert (find_proxy(f"http://{host}/x") is None) == direct
@@ -181,7 +181,7 @@ def test_entries_of_no_proxy(monkeypatch: pytest.MonkeyPatch, listed: str, host:
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
 @example(" \u2003")
-def test_no_text_in_a_variable_breaks_what_finds_proxies(written: str):
+def test_any_text_in_proxy_variables_is_handled(written: str):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HTTP_PROXY", "http://proxy.example:3128")
         patch.setenv("NO_PROXY", written)

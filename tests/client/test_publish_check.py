@@ -58,7 +58,7 @@ def stored(publisher: HubRoom) -> dict | None:
 
 
 @pytest.mark.full
-def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package: Path) -> None:
+def test_check_results_are_published_and_shown(publisher: HubRoom, package: Path) -> None:
     sent = publisher.wander("publish", str(package), "--no-lock", "--json")
     assert sent.status == 0, sent.out
     check = sent.data["check"]
@@ -77,7 +77,7 @@ def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package
 
 
 @pytest.mark.full
-def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, package: Path) -> None:
+def test_a_broken_environment_is_published_only_with_an_option(publisher: HubRoom, package: Path) -> None:
     (package / "say_env.py").write_text((BROKEN / "hash_rows.py").read_text())
     refused = publisher.wander("publish", str(package))
     assert refused.status == 1
@@ -100,7 +100,7 @@ WITH_WORDS = "from pathlib import Path\n" + ENVIRONMENT.replace(
 
 
 @pytest.mark.full
-def test_data_that_the_wheel_lacks_is_found_before_it_is_published(publisher: HubRoom, package: Path) -> None:
+def test_missing_data_files_are_found_before_publication(publisher: HubRoom, package: Path) -> None:
     (package / "say_env.py").write_text(WITH_WORDS)
     (package / "words.txt").write_text("ace\n")
     assert publisher.wander("check", str(package)).status == 0, "the folder has the file"
@@ -118,7 +118,7 @@ def test_data_that_the_wheel_lacks_is_found_before_it_is_published(publisher: Hu
 
 @pytest.mark.full
 @pytest.mark.parametrize("lock", [(), ("--no-lock",)])
-def test_a_dependency_of_the_publisher_alone_is_found_before_it_is_published(
+def test_an_undeclared_dependency_is_found_before_publication(
     lock: tuple[str, ...], publisher: HubRoom, package: Path
 ) -> None:
     (package / "say_env.py").write_text("import hatchling\n" + ENVIRONMENT)  # which this Python has
@@ -134,9 +134,7 @@ def test_a_dependency_of_the_publisher_alone_is_found_before_it_is_published(
 
 
 @pytest.mark.full
-def test_a_name_under_which_nobody_can_load_it_is_found_before_it_is_published(
-    publisher: HubRoom, package: Path
-) -> None:
+def test_an_unloadable_name_is_found_before_publication(publisher: HubRoom, package: Path) -> None:
     settings = package / "pyproject.toml"
     (package / "say_env.py").rename(package / "other.py")
     text = settings.read_text().replace("say_env.py", "other.py").replace("say_env:", "other:")
@@ -147,7 +145,7 @@ def test_a_name_under_which_nobody_can_load_it_is_found_before_it_is_published(
 
 
 @pytest.mark.full
-def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path, wander: Wander) -> None:
+def test_a_dry_run_checks_without_a_hub(publisher: HubRoom, package: Path, wander: Wander) -> None:
     check_result = wander("publish", str(package), "--dry-run", "--hub", "http://127.0.0.1:9")
     assert check_result.status == 0, check_result.err
     assert "checking the folder instead of the installed wheel" in check_result.err
@@ -157,7 +155,7 @@ def test_a_dry_run_checks_and_needs_no_hub(publisher: HubRoom, package: Path, wa
 
 
 @pytest.mark.full
-def test_other_bytes_are_refused_before_a_check_is_run(publisher: HubRoom, package: Path) -> None:
+def test_changed_files_of_a_version_are_rejected_before_the_check(publisher: HubRoom, package: Path) -> None:
     assert publisher.wander("publish", str(package), "--no-check", "--no-lock").status == 0
     (package / "say_env.py").write_text(ENVIRONMENT + "\n")
     refused = publisher.wander("publish", str(package))
@@ -165,7 +163,7 @@ def test_other_bytes_are_refused_before_a_check_is_run(publisher: HubRoom, packa
     assert "already exists with different content" in refused.err
 
 
-def test_no_message_is_too_long_or_too_strange_for_the_hub() -> None:
+def test_check_messages_are_cut_and_cleaned_for_the_hub() -> None:
     found = [check_result(check, "warn", "\ud800" * 9_000) for check in CHECKS]
     report = CheckReport(schema="wander.check/1", target="x", checks=found)
     text = summary_of(report).model_dump_json()
@@ -174,7 +172,7 @@ def test_no_message_is_too_long_or_too_strange_for_the_hub() -> None:
 
 
 @pytest.mark.full
-def test_attestations_go_along_and_the_hub_says_what_it_made_of_them(
+def test_attestations_are_uploaded_and_the_result_is_printed(
     publisher: HubRoom, package: Path, home: Path
 ) -> None:
     signed = home / "signed"

@@ -95,7 +95,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_are_refused_by_their_names(name: str, tmp_path: Path) -> None:
+def test_files_with_secret_names_are_rejected(name: str, tmp_path: Path) -> None:
     (line,) = refused(tmp_path, {"my_env/__init__.py": b"", name: b"x"})
     assert line.startswith(f"{name}: ")
 
@@ -148,7 +148,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("what", CONTENTS)
 @pytest.mark.parametrize("before", [0, (1 << 20) - 7])
-def test_files_are_refused_by_their_content(what: str, before: int, tmp_path: Path) -> None:
+def test_files_with_secret_content_are_rejected(what: str, before: int, tmp_path: Path) -> None:
     (line,) = refused(tmp_path, {"my_env/data.txt": b" " * before + CONTENTS[what]})
     assert line.startswith("my_env/data.txt: it contains a")
     assert CONTENTS[what].decode() not in line
@@ -169,20 +169,20 @@ def test_text_that_only_looks_similar_is_published(content: bytes) -> None:
     assert find_in_content(io.BytesIO(content), {}) is None
 
 
-def test_secrets_of_this_machine_are_found_whatever_they_look_like(tmp_path: Path) -> None:
+def test_secrets_of_this_machine_are_found_in_any_format(tmp_path: Path) -> None:
     files = {"a.txt": b"x" * 5000 + b"correct horse battery", "b.txt": b"correct horse"}
     lines = refused(tmp_path, files, **{"the value of MY_KEY": "correct horse battery"})
     assert lines == ["a.txt: it contains the value of MY_KEY"]
 
 
-def test_what_the_user_allows_is_published(tmp_path: Path) -> None:
+def test_files_that_the_user_allows_are_published(tmp_path: Path) -> None:
     files = {"tests/server.key": b"", "runs/a.txt": b"", "runs/b/c.txt": b"", "runs2/.env": b""}
     assert refused(tmp_path, files, "tests/server.key", "runs/", "runs2") == []
     assert len(refused(tmp_path, files, "server.key", "run")) == 4
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
-def test_what_git_ignores_is_refused(is_repository: bool, tmp_path: Path) -> None:
+def test_ignored_files_are_rejected(is_repository: bool, tmp_path: Path) -> None:
     folder = tmp_path / "env"
     (folder / "src" / "my_env").mkdir(parents=True)
     (folder / ".gitignore").write_text("*.db\nlocal/\n!kept.db\n")
@@ -201,7 +201,7 @@ def test_what_git_ignores_is_refused(is_repository: bool, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("target", ["/etc/hostname", "../outside.txt", "../../up"])
-def test_what_a_link_brings_from_elsewhere_is_refused(target: str, tmp_path: Path) -> None:
+def test_files_behind_links_to_other_folders_are_rejected(target: str, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "env"
     folder.mkdir(parents=True)
     (folder / "inside.txt").write_text("x")
@@ -212,7 +212,7 @@ def test_what_a_link_brings_from_elsewhere_is_refused(target: str, tmp_path: Pat
     ]
 
 
-def test_a_link_in_the_archive_is_refused(tmp_path: Path) -> None:
+def test_a_link_in_the_archive_is_rejected(tmp_path: Path) -> None:
     wheel, sdist = pack(tmp_path, wheel={}, sdist={})
     with tarfile.open(sdist, "w:gz") as archive:
         for number, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE)):
@@ -224,7 +224,7 @@ def test_a_link_in_the_archive_is_refused(tmp_path: Path) -> None:
     assert (error.value.detail or "").splitlines() == ["link0: it is a link", "link1: it is a link"]
 
 
-def test_a_new_package_ignores_them(tmp_path: Path) -> None:
+def test_a_new_package_ignores_secret_files(tmp_path: Path) -> None:
     folder = tmp_path / "my-env"
     write_package(folder, "single-turn")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)

@@ -75,7 +75,7 @@ def published(
 
 @pytest.mark.parametrize("what", ["PUT", "finish"])
 @pytest.mark.parametrize("lost", ["request", "answer"])
-def test_what_is_lost_is_asked_for_again(hub: HubRoom, what: str, lost: str) -> None:
+def test_lost_parts_are_sent_again(hub: HubRoom, what: str, lost: str) -> None:
     outcome, _, told = published(
         hub, lambda each, number: lost if each == what and number in (2, 3) else None
     )
@@ -87,7 +87,7 @@ def test_what_is_lost_is_asked_for_again(hub: HubRoom, what: str, lost: str) -> 
     assert told[-1] == sum(map(len, FILES.values()))
 
 
-def test_the_next_command_goes_on_where_one_gave_up(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_command_resumes_a_failed_upload(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PATIENCE", 0.1)
     with pytest.raises(Unavailable) as caught:
         published(hub, lambda each, number: "request" if each == "PUT" and number > 3 else None)
@@ -98,7 +98,7 @@ def test_the_next_command_goes_on_where_one_gave_up(hub: HubRoom, monkeypatch: p
     assert seen.count("PUT") == 4
 
 
-def test_a_refused_upload_is_called_off(hub: HubRoom) -> None:
+def test_a_rejected_upload_is_canceled(hub: HubRoom) -> None:
     bad = {WHEEL_NAME: wheel_of({"only_here.py": b""}), SDIST_NAME: FILES[SDIST_NAME]}
     with pytest.raises(ClientError) as caught:
         published(hub, lambda each, number: None, bad)
@@ -108,13 +108,13 @@ def test_a_refused_upload_is_called_off(hub: HubRoom) -> None:
     assert outcome.version.source.compared == [WHEEL_NAME]
 
 
-def test_publishing_again_sends_nothing(hub: HubRoom) -> None:
+def test_publishing_again_uploads_nothing(hub: HubRoom) -> None:
     published(hub, lambda each, number: None)
     outcome, seen, _ = published(hub, lambda each, number: None)
     assert (outcome.sent, outcome.resumed_bytes, seen) == (set(), 0, ["POST", "finish"])
 
 
-def test_info_tells_of_the_source_and_of_what_was_flagged(hub: HubRoom) -> None:
+def test_info_shows_the_source_and_the_warnings(hub: HubRoom) -> None:
     flagged = {"start.pth": b"import x\n"}
     files = {WHEEL_NAME: wheel_of(flagged), SDIST_NAME: sdist_of(files=PROJECT_FILES | flagged)}
     outcome, _, _ = published(hub, lambda each, number: None, files)

@@ -12,7 +12,7 @@ def room(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
     return hub
 
 
-def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None:
+def test_trusted_workflows_are_added_listed_and_removed(room: HubRoom) -> None:
     added = room.wander("env", "publisher", "add", "admin/wordle", "Acme/Envs", "--workflow", "release.yml")
     assert added.out == "trusted: github acme/envs release.yml for admin/wordle\n"
     for_all = room.wander(
@@ -54,13 +54,13 @@ def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None
         (("admin/x", "sub", "--kind", "oidc"), "needs the address of its issuer"),
     ],
 )
-def test_what_cannot_be_trusted_is_said(room: HubRoom, words: tuple[str, ...], said: str) -> None:
+def test_invalid_publishers_are_rejected(room: HubRoom, words: tuple[str, ...], said: str) -> None:
     done = room.wander("env", "publisher", "add", *words)
     assert done.status == 2
     assert said in done.err
 
 
-def test_an_issuer_that_the_hub_does_not_know_is_said(room: HubRoom) -> None:
+def test_an_unknown_issuer_is_reported(room: HubRoom) -> None:
     done = room.wander(
         *(
             "env",
@@ -78,7 +78,7 @@ def test_an_issuer_that_the_hub_does_not_know_is_said(room: HubRoom) -> None:
     assert "does not accept `github` tokens of `https://git.acme.org`" in done.err
 
 
-def test_what_is_no_workflow_gets_no_token(room: HubRoom) -> None:
+def test_outside_of_a_workflow_there_is_no_token(room: HubRoom) -> None:
     done = room.wander("env", "publisher", "token")
     assert done.status == 2
     assert "not running in a CI workflow" in done.err

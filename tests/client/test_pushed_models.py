@@ -77,7 +77,7 @@ class Breaking(httpx.BaseTransport):
         return httpx.Response(answer.status_code, headers=headers, stream=Torn())
 
 
-def test_a_model_travels_and_is_named_by_its_digests(hub: HubRoom, home: Path) -> None:
+def test_a_pushed_model_is_identified_by_its_digests(hub: HubRoom, home: Path) -> None:
     files = checkpoint()
     folder = written(home / "made" / "model", {**files, "optimizer.pt": b"pickled", ".gitattributes": b"x"})
     first = pushed(hub, folder)
@@ -110,7 +110,7 @@ def test_a_model_travels_and_is_named_by_its_digests(hub: HubRoom, home: Path) -
     assert wander.Hub(hub.http.base_url, hub.token, transport=hub.transport).pull_model(short) == place
 
 
-def test_a_hub_model_is_never_taken_for_one_of_hugging_face(hub: HubRoom, home: Path) -> None:
+def test_hub_models_are_not_confused_with_hugging_face_models(hub: HubRoom, home: Path) -> None:
     pushed(hub, written(home / "model", checkpoint()))
     assert hub.wander("model", "pull", "admin/ttt").status == 0
     assert resolve_model("admin/ttt") == ("admin/ttt", "admin/ttt"), "Hugging Face's, as everywhere else"
@@ -124,7 +124,7 @@ def test_a_hub_model_is_never_taken_for_one_of_hugging_face(hub: HubRoom, home: 
             parse_model(word)
 
 
-def test_weights_that_were_changed_after_they_came_are_noticed_and_mended(hub: HubRoom, home: Path) -> None:
+def test_changed_weights_are_detected_and_downloaded_again(hub: HubRoom, home: Path) -> None:
     pushed(hub, written(home / "model", checkpoint()))
     hub.wander("model", "pull", "admin/ttt")
     model = find_pulled("hub:admin/ttt")
@@ -144,7 +144,7 @@ def test_weights_that_were_changed_after_they_came_are_noticed_and_mended(hub: H
         resolve_model(model.folder)
 
 
-def test_files_that_nobody_touched_are_not_read_again(hub: HubRoom, home: Path) -> None:
+def test_unchanged_files_are_not_hashed_again(hub: HubRoom, home: Path) -> None:
     pushed(hub, written(home / "model", checkpoint()))
     hub.wander("model", "pull", "admin/ttt")
     model = find_pulled("hub:admin/ttt")
@@ -162,7 +162,7 @@ def test_files_that_nobody_touched_are_not_read_again(hub: HubRoom, home: Path) 
 
 
 @pytest.mark.parametrize("kind", ["changed", "cut off"])
-def test_a_hub_that_sends_other_bytes_is_not_believed(hub: HubRoom, home: Path, kind: str) -> None:
+def test_wrong_bytes_from_the_hub_are_rejected(hub: HubRoom, home: Path, kind: str) -> None:
     pushed(hub, written(home / "model", checkpoint()))
     stored = next((home / "hub" / "objects").glob(f"sha256/{'/'.join(_parts('model.safetensors'))}"))
     body = weights("other") if kind == "changed" else weights()[:-5]
@@ -179,7 +179,7 @@ def _parts(name: str) -> tuple[str, str]:
     return sha256[:2], sha256[2:]
 
 
-def test_a_pull_goes_on_where_the_connection_ended(
+def test_a_pull_resumes_after_a_lost_connection(
     hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wander_client.models.pulling.PATIENCE", 0.0)
@@ -204,7 +204,7 @@ def over(transport: httpx.BaseTransport) -> wander.Hub:
     return wander.Hub("https://testserver", transport=transport)
 
 
-def test_a_push_goes_on_where_the_hub_went_down(
+def test_a_push_resumes_after_the_hub_was_down(
     hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 100 * KIB)
@@ -227,7 +227,7 @@ def test_a_push_goes_on_where_the_hub_went_down(
     assert 0 < sum(one.startswith("PUT") for one in again.seen) < 10, "what was there is not sent again"
 
 
-def test_weights_that_change_while_they_are_sent_are_refused(
+def test_weights_that_change_during_a_push_are_rejected(
     hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = written(home / "model", checkpoint())
@@ -254,7 +254,7 @@ def test_weights_that_change_while_they_are_sent_are_refused(
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": weights()}, "contains adapters"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused_before_anything_is_sent(
+def test_folders_without_a_checkpoint_are_rejected_before_a_push(
     hub: HubRoom, home: Path, files: dict[str, bytes], told: str
 ) -> None:
     done = hub.wander("model", "push", "admin/ttt", str(written(home / "model", files)))
@@ -263,7 +263,7 @@ def test_what_is_no_checkpoint_is_refused_before_anything_is_sent(
     assert "hint: " in done.err
 
 
-def test_a_push_needs_a_place_and_a_model(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_needs_a_name_and_a_model(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(home / "model", checkpoint())
     evaluation = write_run(home / "runs" / "mine", rewards=[1.0])
     for words, status, told in (
@@ -282,7 +282,7 @@ def test_a_push_needs_a_place_and_a_model(hub: HubRoom, home: Path, monkeypatch:
     assert hub.wander("model", "push", "admin/ttt", str(folder)).status == 4
 
 
-def test_life_of_a_pushed_model(hub: HubRoom, home: Path) -> None:
+def test_a_pushed_model_is_listed_yanked_and_deleted(hub: HubRoom, home: Path) -> None:
     folder = written(home / "model", checkpoint())
     first = pushed(hub, folder, "admin/ttt", "--private").data
     assert first["private"]
@@ -303,7 +303,7 @@ def test_life_of_a_pushed_model(hub: HubRoom, home: Path) -> None:
     assert "was deleted" in hub.wander("model", "list", "admin/ttt").err
 
 
-def test_the_card_tells_of_training_and_of_results(hub: HubRoom, home: Path) -> None:
+def test_the_card_describes_training_and_results(hub: HubRoom, home: Path) -> None:
     files = checkpoint(README_md=None)
     digest = weights_of(digests(files))
     run = write_run(home / "runs" / "trained", rewards=[1.0])
@@ -356,7 +356,7 @@ def test_the_card_tells_of_training_and_of_results(hub: HubRoom, home: Path) -> 
         make_socket,
     ],
 )
-def test_nothing_is_pushed_that_a_link_leads_to(
+def test_a_push_does_not_follow_symbolic_links(
     name: str, put: Callable[[Path], object], hub: HubRoom, home: Path
 ) -> None:
     (home / "mine").write_text("secret")
@@ -369,7 +369,7 @@ def test_nothing_is_pushed_that_a_link_leads_to(
     assert hub.http.get("/api/v1/models/admin/ttt", headers={"Authorization": f"Bearer {hub.token}"}).is_error
 
 
-def test_a_push_names_what_it_sends(hub: HubRoom, home: Path) -> None:
+def test_a_push_lists_its_files(hub: HubRoom, home: Path) -> None:
     folder = written(home / "model", {**checkpoint(), "notes.txt": b"x", "optimizer.pt": b"x"})
     told = hub.wander("model", "push", "admin/ttt", str(folder)).err
     sent = next(line for line in told.splitlines() if line.startswith("sends: "))
@@ -415,7 +415,7 @@ def test_a_bad_model_does_not_stop_the_list(
         "a|b",
     ],
 )
-def test_a_card_keeps_names_of_others_inside_their_place(text: str, tmp_path: Path) -> None:
+def test_names_from_others_cannot_break_the_card(text: str, tmp_path: Path) -> None:
     run = RunFolder.open(write_run(tmp_path / "run", rewards=[1.0]))
     manifest = run.manifest
     pin = manifest.environment.model_copy(update={"owner": None, "name": text})

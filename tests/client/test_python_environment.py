@@ -87,7 +87,7 @@ def test_everything_works_under_asyncio_run(folder):
     assert asyncio.run(main()) == (1.0, expected)
 
 
-async def test_what_waits_works_while_a_loop_runs_as_in_a_notebook(env):
+async def test_blocking_calls_work_while_an_event_loop_runs(env):
     assert env.rollout_sync(Solver(), 1).reward == 1.0
     assert (await env.rollout(Solver(), 1)).reward == 1.0
     assert len(env.rollouts_sync(Solver(), n=2)) == 2
@@ -106,7 +106,7 @@ def test_threads_share_a_handle(env):
     assert rewards == [1.0] * 6
 
 
-def test_a_handle_that_nobody_holds_ends_its_process(folder):
+def test_an_unreferenced_handle_stops_its_process(folder):
     before = worker_processes()
     env = wander.load(folder, progress=False)
     started = worker_processes() - before
@@ -126,7 +126,7 @@ print(env.rollout_sync("scripted:say_env:solver", 2).reward)
 """
 
 
-def test_a_script_that_closes_nothing_ends_in_silence(folder):
+def test_a_script_that_closes_nothing_exits_silently(folder):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ))
     assert (done.stdout, done.stderr, done.returncode) == ("1.0\n", "", 0)
@@ -141,7 +141,7 @@ def failure(kind, name, **options):
     return caught.value
 
 
-def test_what_is_wrong_is_an_exception_with_a_hint(folder, home, monkeypatch):
+def test_errors_are_exceptions_with_hints(folder, home, monkeypatch):
     typo = failure(ArgumentsUnfit, folder, siz=3)
     assert "has no argument `siz` (did you mean `size`?)" in str(typo)
     assert "must be `int`" in str(failure(ArgumentsUnfit, folder, size="3"))
@@ -161,7 +161,7 @@ def test_loading_by_name_and_in_process_point_to_each_other(monkeypatch):
     assert '`wander.load_environment("mathbox")`' in failure(UsageError, "mathbox").hint
 
 
-def test_without_the_client_a_name_says_what_to_install(monkeypatch):
+def test_without_the_client_loading_by_name_prints_what_to_install(monkeypatch):
     monkeypatch.setenv("WANDER_HUB", "https://hub.example.org/")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     load = installed_name("load")
@@ -184,13 +184,13 @@ class Asks(wander.Client):
         self.env.rollout_sync("scripted:say_env:solver", 0)
 
 
-def test_a_client_that_waits_for_its_own_loop_is_told(env):
+def test_a_client_that_would_block_its_own_loop_is_an_error(env):
     failure = env.rollout_sync(Asks(env), 0).failure
     assert "Asks.complete" in failure.message, "its own name"
     assert "this call would block the loop on which it runs" in failure.message
 
 
-def test_a_handle_of_another_process_or_a_closed_one_says_so(folder):
+def test_closed_handles_and_handles_of_other_processes_raise_errors(folder):
     env = wander.load(folder, progress=False)
     child = os.fork()
     if child == 0:
@@ -213,12 +213,12 @@ def test_a_handle_of_another_process_or_a_closed_one_says_so(folder):
         ({"workers": "4"}, "`workers='4'` is not a number"),
     ],
 )
-def test_options_of_another_kind_are_refused(folder, options, said):
+def test_options_of_another_kind_are_rejected(folder, options, said):
     assert said in str(failure(UsageError, folder, **options))
     assert "the environment's name is empty" in str(failure(UsageError, ""))
 
 
-def test_one_by_name_is_played_step_by_step(env):
+def test_an_environment_loaded_by_name_is_played_step_by_step(env):
     episode = Episode(env, 3, split="eval")
     assert episode.begin()[-1]["content"] == "say 3"
     assert (episode.done, episode.reward) == (False, None)

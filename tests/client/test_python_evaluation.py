@@ -62,7 +62,7 @@ def test_a_run_is_a_value_and_a_folder(env, wander):
     assert shown["run_id"] == run.id, "the command reads it, too"
 
 
-def test_the_command_goes_on_with_a_run_of_python_and_the_other_way(env, wander):
+def test_the_command_and_python_resume_each_others_runs(env, wander):
     run = env.evaluate_sync(SOLVER, n=2)
     wander("eval", "--resume", str(run.path))
     again = env.evaluate_sync(SOLVER, resume=run)
@@ -72,7 +72,7 @@ def test_the_command_goes_on_with_a_run_of_python_and_the_other_way(env, wander)
 
 
 @pytest.mark.full  # pandas and pyarrow take seconds to load
-def test_tables(env):
+def test_results_are_shown_as_tables(env):
     run = env.evaluate_sync(SOLVER, n=4)
     frame = run.to_pandas()
     assert frame["metrics.right"].mean() == frame["reward"].mean() == 1.0
@@ -82,7 +82,7 @@ def test_tables(env):
 
 
 @pytest.mark.full  # so does altair
-def test_charts(env):
+def test_results_are_shown_as_charts(env):
     chart = env.evaluate_sync(WRONG, n=3).plot()
     assert len(chart.to_dict()["vconcat"]) == 2
     shown = chart.properties(title="mine")._repr_mimebundle_(include=None, exclude=None)
@@ -106,7 +106,7 @@ def test_files_and_comparisons(env, home):
         wander.Run(home)
 
 
-def test_a_run_shows_itself(env):
+def test_a_run_has_an_html_representation(env):
     run = env.evaluate_sync(WRONG, n=3)
     shown = run._repr_html_()
     assert "<table>" in shown
@@ -129,7 +129,7 @@ def test_a_model_behind_an_endpoint(env, monkeypatch):
         env.evaluate_sync("echo", base_url="http://127.0.0.1:9/v1", n=3)
 
 
-async def test_a_canceled_evaluation_keeps_what_was_played_and_goes_on(env, home):
+async def test_a_canceled_evaluation_keeps_its_rollouts_and_resumes(env, home):
     client = Told()
     task = asyncio.create_task(env.evaluate(client, n=6, concurrency=1, out="runs/part"))
     await asyncio.to_thread(client.third.wait)
@@ -155,7 +155,7 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.full  # a canceled evaluation ends the same way
-def test_ctrl_c_keeps_what_was_played(folder, home):
+def test_ctrl_c_keeps_finished_rollouts(folder, home):
     command = [sys.executable, "-c", INTERRUPTED, str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     rows = home / "runs/stopped/rollouts.jsonl"
@@ -171,7 +171,7 @@ def test_ctrl_c_keeps_what_was_played(folder, home):
     assert "Traceback" not in err
 
 
-def test_what_fails_is_told(env, home):
+def test_failures_are_reported(env, home):
     with pytest.warns(UserWarning, match="rollouts? failed|rubric") as warned:
         run = env.evaluate_sync("scripted:say_env:breaks_on_three", n=5)
     assert "1 of 5 rollouts failed" in [str(one.message) for one in warned]
@@ -189,12 +189,12 @@ def test_what_fails_is_told(env, home):
         env.evaluate_sync(3)
 
 
-def test_an_empty_split_is_refused(folder):
+def test_an_empty_split_is_rejected(folder):
     with wander.load(folder, size=0, progress=False) as env, pytest.raises(UsageError, match="no examples"):
         env.evaluate_sync(SOLVER)
 
 
-def test_code_that_changed_since_it_was_loaded_is_not_recorded(folder):
+def test_code_that_changed_since_loading_is_not_evaluated(folder):
     env = wander.load(folder, progress=False)
     module = folder / "say_env.py"
     module.write_text(module.read_text() + "\n# another line\n")
@@ -202,7 +202,7 @@ def test_code_that_changed_since_it_was_loaded_is_not_recorded(folder):
         env.evaluate_sync(SOLVER, n=1)
 
 
-def test_rollouts_are_kept_in_memory_alone(env):
+def test_rollouts_can_be_kept_only_in_memory(env):
     saved = set(env.evaluate_sync(SOLVER, n=1).path.parent.iterdir())
     found = env.rollouts_sync(SOLVER, n=2, rollouts=2)
     assert [(one.example_id, one.index, one.reward) for one in found] == [
@@ -211,7 +211,7 @@ def test_rollouts_are_kept_in_memory_alone(env):
     assert set(next(iter(saved)).parent.iterdir()) == saved
 
 
-def test_progress_is_told_on_stderr(folder, capsys):
+def test_progress_is_printed_on_stderr(folder, capsys):
     with wander.load(folder) as env:
         env.evaluate_sync(SOLVER, n=3)
     out, err = capsys.readouterr()
@@ -220,7 +220,7 @@ def test_progress_is_told_on_stderr(folder, capsys):
     assert "3/3" in err
 
 
-def test_a_folder_that_cannot_be_written_is_told(env, home):
+def test_an_unwritable_folder_is_reported(env, home):
     (home / "file").write_text("")
     with pytest.raises(ClientError) as caught:
         env.evaluate_sync(SOLVER, n=1, out=home / "file" / "run")

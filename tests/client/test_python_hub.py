@@ -67,7 +67,7 @@ def mine(room: HubRoom) -> Hub:
     return Hub(token=room.token, transport=room.transport)
 
 
-def test_settings_and_token_are_those_of_the_command(
+def test_settings_and_token_are_shared_with_the_command(
     room: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stranger = Hub(transport=room.transport)
@@ -85,7 +85,7 @@ def test_settings_and_token_are_those_of_the_command(
     assert Hub("https://testserver/").url == "https://testserver"
 
 
-def test_what_the_hub_has_comes_as_typed_values(mine: Hub) -> None:
+def test_responses_are_typed_values(mine: Hub) -> None:
     (found,) = mine.search("say")
     assert (found.owner, found.name, found.latest_version) == ("admin", "say-env", "0.3.0")
     assert list(mine.search(tag="none")) == []
@@ -95,7 +95,7 @@ def test_what_the_hub_has_comes_as_typed_values(mine: Hub) -> None:
     assert mine.whoami().owners == ["admin"]
 
 
-def test_lists_are_read_page_by_page_and_only_as_far_as_they_are_wanted(
+def test_lists_load_pages_only_as_needed(
     mine: Hub, room: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
@@ -165,7 +165,7 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     assert warned.filename == __file__
 
 
-def test_what_a_table_shows_is_no_markup(mine: Hub, home: Path) -> None:
+def test_table_cells_are_escaped(mine: Hub, home: Path) -> None:
     mine.post(write_run(home / "runs" / "one", rewards=[1.0], model="<b>best</b>"))
     assert "<td>&lt;b&gt;best&lt;/b&gt;</td>" in mine.leaderboard("admin/say-env@0.1.0")._repr_html_()
 
@@ -249,7 +249,7 @@ class _NewerHub(httpx.BaseTransport):
         return httpx.Response(answer.status_code, json=more)
 
 
-def test_answers_of_a_newer_hub_are_read(room: HubRoom) -> None:
+def test_responses_of_a_newer_hub_are_read(room: HubRoom) -> None:
     newer = Hub(token=room.token, transport=_NewerHub(room.transport))
     assert [found.name for found in newer.search()] == ["say-env"]
     assert newer.info("admin/say-env").latest_version == "0.3.0"
@@ -257,7 +257,7 @@ def test_answers_of_a_newer_hub_are_read(room: HubRoom) -> None:
         newer.info("admin/say-what")
 
 
-def test_an_owner_is_asked_for_before_anything_is_built(
+def test_a_missing_owner_is_reported_before_a_build(
     mine: Hub, room: HubRoom, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(folder: Path, builder: object) -> None:
@@ -278,7 +278,7 @@ def test_an_owner_is_asked_for_before_anything_is_built(
 
 
 @pytest.mark.parametrize("promise", PROMISES)
-def test_every_fault_is_an_error_of_its_kind(promise: str, mine: Hub, folder: Path, home: Path) -> None:
+def test_every_problem_has_its_own_exception(promise: str, mine: Hub, folder: Path, home: Path) -> None:
     kind, code, call = PROMISES[promise]
     with pytest.raises(ClientError) as caught:
         call(mine, home)
@@ -286,7 +286,7 @@ def test_every_fault_is_an_error_of_its_kind(promise: str, mine: Hub, folder: Pa
     assert kind.status in errors.EXIT_CODES
 
 
-def test_a_run_that_lacks_rollouts_is_posted_only_when_that_is_said(mine: Hub, home: Path) -> None:
+def test_an_incomplete_run_is_posted_only_if_requested(mine: Hub, home: Path) -> None:
     run = write_run(home / "runs" / "one", rewards=[1.0, 0.0])
     rows = b"".join(blocks(run / "rollouts.jsonl.zst")).splitlines(keepends=True)
     (run / "rollouts.jsonl.zst").unlink()
@@ -300,14 +300,14 @@ def test_a_run_that_lacks_rollouts_is_posted_only_when_that_is_said(mine: Hub, h
         mine.post(run)
 
 
-def test_a_token_that_stands_in_a_run_is_not_posted(mine: Hub, room: HubRoom, home: Path) -> None:
+def test_a_run_that_contains_a_token_is_not_posted(mine: Hub, room: HubRoom, home: Path) -> None:
     with pytest.raises(ClientError) as caught:
         mine.post(write_run(home / "runs" / "one", rewards=[1.0], said=room.token))
     assert caught.value.code == "secret_found"
     assert room.token not in str(caught.value)
 
 
-def test_a_wrong_an_empty_and_a_missing_token(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_empty_and_missing_tokens_are_reported(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LoginRequired) as wrong:
         Hub(token="wnd_wrong", transport=room.transport).whoami()
     assert wrong.value.request_id
@@ -319,7 +319,9 @@ def test_a_wrong_an_empty_and_a_missing_token(room: HubRoom, monkeypatch: pytest
         list(Hub(transport=room.transport).search())
 
 
-def test_a_token_that_may_not(room: HubRoom, mine: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_without_the_required_right_is_reported(
+    room: HubRoom, mine: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDER_TOKEN", room.token)
     reader = Hub(token=room.wander("auth", "token", "new", "r").out.strip(), transport=room.transport)
     assert reader.whoami().token.scopes == ["read"]
@@ -328,7 +330,7 @@ def test_a_token_that_may_not(room: HubRoom, mine: Hub, home: Path, monkeypatch:
     assert (caught.value.code, caught.value.request_id is None) == ("token_scope", False)
 
 
-def test_a_hub_that_is_down_or_none(home: Path) -> None:
+def test_unreachable_hubs_and_other_servers_are_reported(home: Path) -> None:
     with pytest.raises(Unavailable) as down:
         Hub("http://127.0.0.1:9").info("admin/say-env")
     assert (down.value.code, down.value.retryable) == ("hub_unreachable", True)
@@ -336,7 +338,7 @@ def test_a_hub_that_is_down_or_none(home: Path) -> None:
         Hub("nonsense")
 
 
-def test_a_traceback_shows_hint_and_request(mine: Hub) -> None:
+def test_a_traceback_shows_the_hint_and_the_request_id(mine: Hub) -> None:
     with pytest.raises(NotFound) as caught:
         mine.info("nobody/nothing")
     error = caught.value
@@ -353,14 +355,14 @@ async def test_calls_work_while_a_loop_runs(mine: Hub) -> None:
     assert [one.name for one in mine.search()] == ["say-env"]
 
 
-def test_threads_may_share_one(mine: Hub) -> None:
+def test_threads_may_share_a_hub_object(mine: Hub) -> None:
     with mine, ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: mine.info("admin/say-env").latest.version, range(8)))
     assert found == ["0.3.0"] * 8
     assert mine.whoami().user == "admin", "closed connections are opened again"
 
 
-def test_a_hub_has_these_calls() -> None:
+def test_the_methods_of_a_hub_are_recorded() -> None:
     plain = {name for name in vars(Hub) if not name.startswith("_")}
     assert plain == {
         *("search", "info", "versions", "publish", "fork", "install", "post", "leaderboard", "run", "runs"),

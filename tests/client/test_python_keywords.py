@@ -31,7 +31,7 @@ def env(say_env, home):
         (name_option("out", "a b", command="wander eval"), "`wander eval --out 'a b'`", '`out="a b"`'),
     ],
 )  # fmt: skip
-def test_an_option_is_named_as_one_types_and_as_a_program_writes_it(option, typed, written):
+def test_options_have_a_command_line_name_and_a_python_name(option, typed, written):
     text = "leave " + option + " out, or " + option
     assert (text, in_python(text)) == (
         f"leave {typed} out, or {typed}",
@@ -42,13 +42,13 @@ def test_an_option_is_named_as_one_types_and_as_a_program_writes_it(option, type
     assert in_python("a plain sentence") == "a plain sentence"
 
 
-def test_hints_name_options_for_the_terminal_and_notes_for_python():
+def test_hints_use_the_names_of_the_terminal_or_of_python():
     error = ConfigError("too slow", hint="share it with " + name_option("workers", 4))
     assert error.hint == "share it with `--workers 4`"
     assert error.__notes__ == ["hint: share it with `workers=4`"]
 
 
-async def test_a_keyword_that_there_is_not_is_told_with_the_near_one(env, folder):
+async def test_an_unknown_keyword_gets_a_suggestion(env, folder):
     for wrong, right in {
         "num_examples": "n",
         "temperature": "sampling={",
@@ -83,7 +83,7 @@ def test_calls_keep_their_signatures(env):
     assert not inspect.iscoroutinefunction(env.evaluate_sync)
 
 
-def test_a_mistyped_sampling_argument_is_told(env):
+def test_a_mistyped_sampling_argument_is_reported(env):
     for given in ({"temperatures": 0}, {"max-tokens": 3}):
         with pytest.raises(UsageError, match="unknown sampling argument") as caught:
             env.evaluate_sync(SOLVER, sampling=given)
@@ -105,13 +105,13 @@ def test_a_mistyped_sampling_argument_is_told(env):
         ({"sampling": "hot"}, "`sampling` is not a table"),
     ],
 )
-def test_values_that_cannot_be_are_told(env, options, said):
+def test_impossible_values_are_rejected(env, options, said):
     with pytest.raises(UsageError) as caught:
         env.evaluate_sync(SOLVER, **options)
     assert said in str(caught.value)
 
 
-def test_a_rollout_takes_an_example_or_its_position(env):
+def test_rollout_accepts_an_example_or_its_position(env):
     for wrong in ("x", -1):
         with pytest.raises(UsageError, match="is not an example"):
             env.rollout_sync(SOLVER, wrong)
@@ -128,7 +128,7 @@ def test_errors_of_an_evaluation_name_keywords(env, home):
     assert "--" not in notes.replace(str(run.path), "")
 
 
-def test_a_run_or_a_metric_that_there_is_not_is_told_with_the_near_one(env, home):
+def test_an_unknown_run_or_metric_gets_a_suggestion(env, home):
     run = env.evaluate_sync(SOLVER, n=1, out="runs/before")
     name = next(iter(run.metrics))
     with pytest.raises(KeyError) as caught:
@@ -140,7 +140,7 @@ def test_a_run_or_a_metric_that_there_is_not_is_told_with_the_near_one(env, home
     assert isinstance(run.metrics, dict)
 
 
-def test_a_model_that_is_nowhere_is_told_at_once(env, monkeypatch):
+def test_an_unknown_model_is_reported_immediately(env, monkeypatch):
     def ask(*_, **__):
         raise AssertionError("Hugging Face was asked")
 
@@ -150,7 +150,7 @@ def test_a_model_that_is_nowhere_is_told_at_once(env, monkeypatch):
     assert "`hf:nomodel`" in caught.value.hint
 
 
-def test_commands_offer_near_names_too(env, wander, home):
+def test_commands_suggest_similar_names_too(env, wander, home):
     env.evaluate_sync(SOLVER, n=1, out=home / "runs" / "before")
     assert "did you mean `before`?" in wander("runs", "show", "before2").err
     assert f"did you mean `{home / 'runs' / 'before'}`?" in wander("view", str(home / "runs" / "before2")).err

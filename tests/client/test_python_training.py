@@ -86,7 +86,7 @@ steps = 4
 @pytest.mark.full
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:.*cut short by a limit")
-async def test_a_file_with_phases_is_run_as_the_command_runs_it(env, tiny, home, wander_command):
+async def test_train_runs_a_file_with_phases_like_the_command(env, tiny, home, wander_command):
     (home / "phases.toml").write_text(PHASES)
     fewer = {"last": {"schedule": {"steps": 1}}}  # while a loop runs, as in a notebook
     trained = wander.train(env, "phases.toml", model=tiny, out="run", phases=fewer, **SECTIONS)
@@ -101,7 +101,7 @@ async def test_a_file_with_phases_is_run_as_the_command_runs_it(env, tiny, home,
 
 @pytest.mark.full
 @pytest.mark.usefixtures("one_thread")
-def test_a_model_in_memory_is_evaluated_as_it_is(env, tiny):
+def test_a_model_in_memory_is_evaluated_directly(env, tiny):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
@@ -116,7 +116,7 @@ def test_a_model_in_memory_is_evaluated_as_it_is(env, tiny):
 @pytest.mark.full
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:You are using .rollout_func.")
-def test_a_trainer_of_ones_own_plays_the_environment(env, tiny, home):
+def test_a_custom_trainer_plays_the_environment(env, tiny, home):
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
@@ -156,7 +156,7 @@ def test_a_trainer_of_ones_own_plays_the_environment(env, tiny, home):
     assert type(before) is type(trainer.accelerator.unwrap_model(trainer.model))
 
 
-def test_wrong_settings_are_told(env, home):
+def test_invalid_settings_are_reported(env, home):
     with pytest.raises(ConfigError, match="stps"):
         wander.train(env, model="smollm2", schedule={"stps": 3}, progress=False)
     with pytest.raises(UsageError, match="`sandbox` is set by the loaded environment"):

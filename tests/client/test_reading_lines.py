@@ -66,7 +66,7 @@ def run(command: click.Command, words: list[str]) -> None:
         ("a --where= ", {"run": "a", "where": [""]}),
     ],
 )
-def test_a_line_is_read(words: str, typed: dict[str, Any], home: Path) -> None:
+def test_a_command_line_is_parsed(words: str, typed: dict[str, Any], home: Path) -> None:
     run(Command(show), words.split())
     assert seen["typed"] == typed
 
@@ -87,7 +87,7 @@ def test_a_line_is_read(words: str, typed: dict[str, Any], home: Path) -> None:
         ("a --level middle", "--level"),
     ],
 )
-def test_a_wrong_line_names_what_was_typed(words: str, named: str, home: Path) -> None:
+def test_a_parsing_error_names_the_typed_text(words: str, named: str, home: Path) -> None:
     with pytest.raises(UsageError) as refused:
         run(Command(show), words.split())
     assert named in str(refused.value)
@@ -101,7 +101,7 @@ def test_the_function_gets_defaults_and_shared_options(home: Path) -> None:
     assert seen == {"typed": {"run": "a", "near": True}, "limit": 3, "wishes": Wishes(near=True), "run": "a"}
 
 
-def test_a_group_leads_to_its_commands(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_finds_its_commands(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group = CommandGroup("Things.")
     group.command()(show)
     with pytest.raises(click.exceptions.Exit):
@@ -115,7 +115,7 @@ def test_a_group_leads_to_its_commands(home: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "given", [{}, {"XDG_CONFIG_HOME": "/a"}, {"XDG_DATA_HOME": "b", "XDG_CACHE_HOME": ""}]
 )
-def test_the_folders_are_those_of_the_platform(
+def test_folders_follow_the_conventions_of_the_platform(
     given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in ("CONFIG", "DATA", "CACHE", "STATE"):

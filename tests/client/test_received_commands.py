@@ -88,7 +88,7 @@ ASKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", ASKS)
-def test_a_received_record_is_shown_and_not_obeyed(
+def test_settings_of_a_received_run_are_shown_but_not_used(
     what: str,
     wander: Wander,
     begun: Path,
@@ -134,7 +134,9 @@ def test_the_options_of_the_hint_continue_the_run(wander: Wander, received: Path
 @pytest.mark.parametrize(
     "words", [["-n", "6"], ["--seed", "7"], ["-a", "size=7"], ["-t", "0.5"], ["-r", "2"]]
 )
-def test_other_options_than_the_run_has_are_refused(words: list[str], wander: Wander, received: Path) -> None:
+def test_options_that_differ_from_the_run_are_rejected(
+    words: list[str], wander: Wander, received: Path
+) -> None:
     typed = ["eval", "./say-env", "-m", BREAKS, "-n", "5", *words, "--resume", str(received), "--json"]
     assert wander(*typed).json["error"]["code"] == "run_error"
     assert wander("eval", "--resume", str(received), "--json").json["error"]["code"] == "foreign_record"
@@ -158,7 +160,7 @@ def change(record: Path, **fields: Any) -> None:
         {"signature": ""},
     ],
 )
-def test_an_own_record_that_was_changed_is_not_obeyed(
+def test_a_changed_record_of_the_user_is_not_used(
     fields: dict[str, Any], wander: Wander, begun: Path
 ) -> None:
     change(begun / "command.json", **fields)
@@ -166,14 +168,14 @@ def test_an_own_record_that_was_changed_is_not_obeyed(
     assert refused.json["error"]["code"] == "foreign_record"
 
 
-def test_a_signature_holds_for_its_own_record_alone(wander: Wander, begun: Path) -> None:
+def test_a_signature_is_valid_only_for_its_record(wander: Wander, begun: Path) -> None:
     assert wander("eval", "./say-env", "-m", SOLVER, "-n", "2", "--out", "other").status == 0
     other = json.loads(Path("other/command.json").read_text())["signature"]
     change(begun / "command.json", signature=other)
     assert wander("eval", "--resume", str(begun), "--json").json["error"]["code"] == "foreign_record"
 
 
-def test_an_own_run_is_resumed_wherever_it_lies(wander: Wander, begun: Path, home: Path) -> None:
+def test_a_run_of_the_user_is_resumed_from_any_folder(wander: Wander, begun: Path, home: Path) -> None:
     assert wander("eval", "--resume", str(begun)).status == 6
     moved = begun.rename(home / "moved")
     assert wander("eval", "--resume", str(moved)).status == 6
@@ -195,14 +197,14 @@ def test_the_key_belongs_to_one_user(
         assert wander("eval", "--resume", str(begun), "--json").json["error"]["code"] == "foreign_record"
 
 
-def test_processes_that_start_together_make_one_key(home: Path) -> None:
+def test_processes_that_start_together_create_one_key(home: Path) -> None:
     code = "from wander_client.runs.own_records import _read_key; print(_read_key(make=True).hex())"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(4)]
     assert len({process.communicate()[0] for process in started}) == 1
     assert [path.name for path in (home / "state").iterdir()] == [KEY_FILE]
 
 
-def test_a_run_without_a_place_for_a_key_needs_its_options_again(
+def test_without_a_signing_key_a_run_needs_its_options_again(
     wander: Wander, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "taken").touch()
@@ -214,7 +216,9 @@ def test_a_run_without_a_place_for_a_key_needs_its_options_again(
 
 
 @pytest.mark.parametrize("name", ["environment.log", "rollouts.torn", "metrics.jsonl", "command.json", "x/y"])
-def test_nothing_is_written_through_a_link(name: str, wander: Wander, begun: Path, home: Path) -> None:
+def test_nothing_is_written_through_a_symbolic_link(
+    name: str, wander: Wander, begun: Path, home: Path
+) -> None:
     target = home / "profile"
     target.write_text("mine\n")
     (begun / name).parent.mkdir(exist_ok=True)
@@ -266,7 +270,7 @@ def suite(wander: Wander, folder: Path, home: Path) -> Path:
     return home / "runs" / "suite"
 
 
-def test_a_received_suite_is_shown_and_continued_from_the_user_s_file(
+def test_a_received_suite_continues_from_the_file_of_the_user(
     wander: Wander, suite: Path, home: Path, listener: ChatEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-user")
@@ -315,7 +319,7 @@ def test_a_plan_shows_address_and_key_variable(
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "a/b", "..", ".hidden", "a\nb", ""])
-def test_runs_of_a_suite_lie_in_its_folder(name: str, wander: Wander, home: Path) -> None:
+def test_runs_of_a_suite_are_in_its_folder(name: str, wander: Wander, home: Path) -> None:
     settings = EvaluationSettings(environment="/e", model="m")
     whole = Suite(name="s", concurrency=1, evaluations_at_once=1, runs=[name_run(settings, "here")])
     for number in range(2):
@@ -329,7 +333,7 @@ def test_runs_of_a_suite_lie_in_its_folder(name: str, wander: Wander, home: Path
     assert refused.json["error"]["code"] == "bad_record"
 
 
-def test_only_own_shards_make_an_own_run(wander: Wander, folder: Path, home: Path) -> None:
+def test_merging_received_shards_gives_a_received_run(wander: Wander, folder: Path, home: Path) -> None:
     for number in range(2):
         words = ("eval", "./say-env", "-m", BREAKS, "-n", "5", "--set", f"shard={number}/2")
         wander(*words, "--out", f"part-{number}")
@@ -403,7 +407,7 @@ def test_the_folder_that_the_user_names_is_replayed(wander: Wander, begun: Path,
     ],
 )
 @pytest.mark.parametrize("command", ["replay", "rerun"])
-def test_arguments_that_reach_out_are_not_passed_on(
+def test_arguments_that_name_files_or_hosts_are_not_passed_on(
     command: str, arguments: dict[str, Any], wander: Wander, received: Path
 ) -> None:
     change_manifest(received, environment__arguments=arguments)

@@ -67,7 +67,7 @@ def project(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("put", [*PUTS, *SHAPES])
-def test_a_project_is_read_or_refused(put: str, project: Path) -> None:
+def test_a_received_project_is_read_or_rejected(put: str, project: Path) -> None:
     (PUTS | SHAPES)[put](project / "pyproject.toml")
     with pytest.raises((RefusedText, OSError)):
         read_project(project)
@@ -84,7 +84,7 @@ READ_BY_ALL = ["a FIFO", "a link to a device", "deep", "digits", "project is a l
 
 
 @pytest.mark.parametrize("put", [*READ_BY_ALL, *(name for name in SHAPES if name not in READ_BY_ALL)])
-def test_commands_say_what_is_wrong_with_a_project(put: str, project: Path, wander: Wander) -> None:
+def test_commands_report_problems_of_a_project(put: str, project: Path, wander: Wander) -> None:
     (PUTS | SHAPES)[put](project / "pyproject.toml")
     for words in COMMANDS if put in READ_BY_ALL else COMMANDS[:1]:
         ended = wander(*words, "--json")
@@ -93,7 +93,7 @@ def test_commands_say_what_is_wrong_with_a_project(put: str, project: Path, wand
 
 
 @pytest.mark.parametrize("put", PUTS)
-def test_suites_and_settings_are_read_or_refused(put: str, home: Path) -> None:
+def test_suites_and_settings_are_read_or_rejected(put: str, home: Path) -> None:
     PUTS[put](home / "x.toml")
     with pytest.raises(ClientError):
         read_suite(home / "x.toml", load_settings())
@@ -114,7 +114,7 @@ def test_a_readme_is_a_file_of_the_project(place: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 10, 60])
-def test_ordinary_depth_is_read(depth: int) -> None:
+def test_ordinary_nesting_is_accepted(depth: int) -> None:
     assert read_toml(f"a = {'[' * depth}{']' * depth}".encode(), PROJECT)
 
 
@@ -166,7 +166,7 @@ def many(path: Path) -> None:
     ("name", "make"),
     [("x-1.zip", zipped), ("x-1-py3-none-any.whl", zipped), ("x-1.tar.gz", tarred), ("x-1.tgz", many)],
 )
-def test_an_archive_that_unpacks_to_too_much_is_refused(
+def test_an_archive_that_unpacks_too_large_is_rejected(
     name: str, make: Callable[[Path], None], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(needs, "_FREE_UNPACKED", 1 << 20)
@@ -193,7 +193,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
         *('environment = "./a\\u0000b"', "seed = 1" + "0" * 30, "max_tokens = 1" + "0" * 30),
     ],
 )
-def test_values_of_a_suite_beyond_all_bounds_are_refused(line: str, folder: Path, wander: Wander) -> None:
+def test_excessive_values_of_a_suite_are_rejected(line: str, folder: Path, wander: Wander) -> None:
     key = line.partition(" ")[0]
     entry = {"environment": '"./say-env"', "model": '"scripted:say_env:solver"'}
     lines = [f"{name} = {value}" for name, value in entry.items() if name != key]

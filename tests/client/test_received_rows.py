@@ -28,7 +28,7 @@ PUTS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("put", PUTS)
-def test_rows_to_learn_from_are_read_or_refused(put: str, home: Path) -> None:
+def test_training_rows_are_read_or_rejected(put: str, home: Path) -> None:
     PUTS[put](home / "rows.jsonl")
     with pytest.raises(ConfigError) as refused:
         list(read_rows(home / "rows.jsonl"))
@@ -51,7 +51,7 @@ def test_ordinary_rows_are_read(home: Path) -> None:
         ("traces.jsonl", "configs/resolved/eval.json"),
     ],
 )
-def test_foreign_results_are_read_or_refused(put: str, mark: str, name: str, home: Path) -> None:
+def test_foreign_results_are_read_or_rejected(put: str, mark: str, name: str, home: Path) -> None:
     folder = home / "received"
     (folder / name).parent.mkdir(parents=True)
     (folder / mark).write_text('{"nodes": []}\n')
@@ -62,7 +62,7 @@ def test_foreign_results_are_read_or_refused(put: str, mark: str, name: str, hom
 
 
 @pytest.mark.parametrize("put", PUTS)
-def test_settings_that_cannot_be_read_are_passed_over(put: str, home: Path) -> None:
+def test_unreadable_settings_are_skipped(put: str, home: Path) -> None:
     folder = home / "received"
     (folder / "configs").mkdir(parents=True)
     (folder / "traces.jsonl").write_text('{"nodes": []}\n')
@@ -76,7 +76,7 @@ NAMES = [
 ]
 
 
-def test_a_shell_gets_plain_names_of_folders_alone(home: Path) -> None:
+def test_only_plain_folder_names_are_completed(home: Path) -> None:
     for name in NAMES:
         (home / "runs" / name).mkdir(parents=True)
         (home / "runs" / name / "run.json").write_text("{}")

@@ -61,7 +61,7 @@ def test_a_bad_folder_does_not_stop_the_list(fault: str, received: Path, wander:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.usefixtures("bounded_memory")
-def test_commands_end_in_order(fault: str, received: Path, wander: Wander) -> None:
+def test_commands_exit_cleanly_on_bad_runs(fault: str, received: Path, wander: Wander) -> None:
     FAULTS[fault](received)
     for words in (
         ("view", "--list"),
@@ -77,7 +77,7 @@ def test_commands_end_in_order(fault: str, received: Path, wander: Wander) -> No
 
 @pytest.mark.parametrize("put", REPLACEMENTS)
 @pytest.mark.usefixtures("bounded_memory")
-def test_files_of_a_training_run_are_bounded_too(put: str, received: Path, wander: Wander) -> None:
+def test_the_size_of_training_files_is_limited_too(put: str, received: Path, wander: Wander) -> None:
     change_manifest(received, kind="training")
     for name in TRAINING_FILES:
         replace(received, name, REPLACEMENTS[put])
@@ -89,7 +89,7 @@ def test_files_of_a_training_run_are_bounded_too(put: str, received: Path, wande
         kept.rmdir() if kept.is_dir() and not kept.is_symlink() else kept.unlink()
 
 
-def test_folders_that_cannot_be_read_are_told_of(received: Path, wander: Wander) -> None:
+def test_unreadable_folders_are_reported(received: Path, wander: Wander) -> None:
     if os.geteuid() == 0:
         pytest.skip("root reads everything")
     received.chmod(0o000)
@@ -101,7 +101,7 @@ def test_folders_that_cannot_be_read_are_told_of(received: Path, wander: Wander)
 
 @pytest.mark.parametrize("name", ["plot.png", "curve.svg", "metrics.jsonl", "steps.jsonl", "samples.jsonl"])
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
-def test_nothing_is_posted_that_a_link_leads_to(
+def test_posting_does_not_follow_symbolic_links(
     name: str, link: Callable[[Path, Path], None], home: Path, received: Path, wander: Wander
 ) -> None:
     (home / "id_ed25519").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
@@ -120,7 +120,7 @@ def test_plots_and_metrics_are_posted(received: Path, wander: Wander) -> None:
 
 
 @given(st.data())
-def test_a_changed_record_is_read_or_refused(sound: Path, data: st.DataObject) -> None:
+def test_a_changed_record_is_read_or_rejected(sound: Path, data: st.DataObject) -> None:
     with TemporaryDirectory() as place:
         run = Path(place) / "run"
         shutil.copytree(sound, run)

@@ -8,9 +8,7 @@ from command_line import Wander
 from wander_client.errors import OK, PARTIAL
 
 
-def test_what_cannot_be_graded_again_is_played_when_the_new_run_is_resumed(
-    wander: Wander, folder: Path
-) -> None:
+def test_rollouts_that_cannot_be_regraded_are_played_on_resume(wander: Wander, folder: Path) -> None:
     played = wander("eval", str(folder), "-m", "scripted:say_env:solver", "-n", "4", "--json")
     words = ("runs", "regrade", "--env", str(folder), played.data["run_dir"], "--json")
     module = folder / "say_env.py"

@@ -27,7 +27,7 @@ def changed(run: Path, **fields: object) -> tuple[str, int]:
     return first["example_id"], first["index"]
 
 
-def test_a_run_comes_out_the_same(wander: Wander, run: Path) -> None:
+def test_replaying_a_run_gives_the_same_rewards(wander: Wander, run: Path) -> None:
     done = wander("runs", "replay", str(run), "--json")
     assert done.status == 0, done.out
     assert done.json["schema"] == "wander.runs-replay/1"
@@ -48,13 +48,13 @@ def test_a_forged_reward_is_named(wander: Wander, run: Path) -> None:
     assert f"next: wander view {run} --rollout {example}/{index}" in done.err
 
 
-def test_a_sample_says_that_it_is_one(wander: Wander, run: Path) -> None:
+def test_replaying_a_sample_is_reported_as_a_sample(wander: Wander, run: Path) -> None:
     done = wander("runs", "replay", str(run), "--sample", "3")
     assert done.status == 0
     assert done.out.startswith("replayed  a sample of 3 of 12 rollouts")
 
 
-def test_a_run_with_a_rollout_dropped_is_no_success(wander: Wander, run: Path) -> None:
+def test_a_run_with_a_missing_rollout_does_not_pass_replay(wander: Wander, run: Path) -> None:
     packed = run / "rollouts.jsonl.zst"
     lines = b"".join(blocks(packed)).splitlines()
     packed.unlink()
@@ -65,7 +65,7 @@ def test_a_run_with_a_rollout_dropped_is_no_success(wander: Wander, run: Path) -
 
 
 @pytest.mark.full
-def test_what_a_change_of_the_environment_does_to_recorded_games(
+def test_a_changed_environment_diverges_from_recorded_games(
     wander: Wander, run: Path, folder: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -81,7 +81,7 @@ def test_what_a_change_of_the_environment_does_to_recorded_games(
     assert wander("runs", "replay", str(run), "--env", str(folder), "--in-process").status == 0
 
 
-def test_a_lost_folder_and_an_unknown_run_are_said(wander: Wander, run: Path, folder: Path) -> None:
+def test_a_missing_folder_and_an_unknown_run_are_reported(wander: Wander, run: Path, folder: Path) -> None:
     folder.rename(folder.with_name("moved"))
     lost = wander("runs", "replay", str(run))
     assert lost.status == 3

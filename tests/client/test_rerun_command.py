@@ -22,7 +22,7 @@ def evaluated(wander: Wander, folder: Path, function: str, *words: str) -> str:
     return str(done.data["run_dir"])
 
 
-def test_a_run_is_repeated_from_its_manifest_and_agrees(wander: Wander, folder: Path) -> None:
+def test_a_rerun_from_the_manifest_agrees_with_the_run(wander: Wander, folder: Path) -> None:
     first = evaluated(
         wander, folder, "solver", "-a", "size=40", "-n", "40", "-r", "2", "--seed", "5", "-t", "0.5"
     )
@@ -41,7 +41,7 @@ def test_a_run_is_repeated_from_its_manifest_and_agrees(wander: Wander, folder: 
 
 
 @pytest.mark.full
-def test_another_model_differs_and_a_few_examples_tell_nothing(wander: Wander, folder: Path) -> None:
+def test_a_rerun_with_another_model_differs_or_is_inconclusive(wander: Wander, folder: Path) -> None:
     first = evaluated(wander, folder, "solver", "-a", "size=40", "-n", "40")
     done = wander("runs", "rerun", first, "-m", "scripted:say_env:wrong")
     assert done.status == FAILED
@@ -57,7 +57,7 @@ def test_another_model_differs_and_a_few_examples_tell_nothing(wander: Wander, f
     assert (done.status, done.data["verdict"], done.data["needed"]) == (FAILED, "inconclusive", 29)
 
 
-def test_a_repetition_keeps_every_setting_that_it_does_not_decide_again(wander: Wander, folder: Path) -> None:
+def test_a_rerun_keeps_all_settings_that_are_not_overridden(wander: Wander, folder: Path) -> None:
     chosen = "system=keep reasoning=keep strict=true max_rollouts=3 prices=1/2 budget_tokens=100000 workers=1"
     chosen += " call_timeout=50 rollout_timeout=60 pass_env=LANG rollouts=2 shuffle=true seed=5 shard=1/2"
     chosen += " split=train concurrency=3 cache=true sampling.temperature=0.5"
@@ -75,7 +75,7 @@ def test_a_repetition_keeps_every_setting_that_it_does_not_decide_again(wander: 
     assert (after.concurrency, after.cache) == (3, False)
 
 
-def test_each_setting_of_an_own_run_is_kept_or_decided_again(home: Path) -> None:
+def test_each_setting_of_a_run_is_kept_or_overridden(home: Path) -> None:
     manifest = RunFolder.open(write_run(home / "runs" / "mine", rewards=[1.0])).manifest
     own = EvaluationSettings.model_validate_json((STORED / "every_setting.json").read_text())
     kept = kept_settings(manifest, own)
@@ -84,7 +84,7 @@ def test_each_setting_of_an_own_run_is_kept_or_decided_again(home: Path) -> None
     assert kept_settings(manifest, None).keys() <= kept.keys()
 
 
-def test_other_examples_are_refused_before_anything_is_played(wander: Wander, folder: Path) -> None:
+def test_different_examples_are_rejected_before_playing(wander: Wander, folder: Path) -> None:
     first = evaluated(wander, folder, "solver", "-n", "8")
     module = folder / "say_env.py"
     module.write_text(module.read_text().replace("say {", "please say {"))
@@ -94,7 +94,7 @@ def test_other_examples_are_refused_before_anything_is_played(wander: Wander, fo
 
 
 @pytest.mark.parametrize("words", [[], ["--cancel"]])
-def test_verifying_a_run_that_was_not_posted_says_to_post_it(
+def test_verifying_a_local_run_prints_how_to_post_it(
     hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setenv("WANDER_TOKEN", hub.token)
@@ -105,7 +105,7 @@ def test_verifying_a_run_that_was_not_posted_says_to_post_it(
     assert f"hint: run `wander post {place}`" in done.err
 
 
-def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:
+def test_an_unknown_level_is_a_usage_error(wander: Wander, home: Path) -> None:
     place = write_run(home / "runs" / "mine", rewards=[1.0])
     for command in ("verify", "replay"):
         done = wander("runs", command, str(place), "--level", "best")
@@ -114,7 +114,7 @@ def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_depends_on_the_order_of_sets_comes_out_otherwise(wander: Wander, folder: Path) -> None:
+def test_an_environment_that_depends_on_set_order_fails_replay(wander: Wander, folder: Path) -> None:
     module = folder / "say_env.py"
     module.write_text(
         module.read_text().replace('f"say {n}"', 'f"say {n}" + " ".join({*"abcdefghijklmnop"})')
@@ -125,7 +125,7 @@ def test_what_depends_on_the_order_of_sets_comes_out_otherwise(wander: Wander, f
     assert "the examples differ from those of the run" in done.out
 
 
-def test_a_run_of_somebody_else_is_not_repeated_at_their_endpoint(
+def test_a_rerun_does_not_call_the_endpoint_of_the_submitter(
     hub: HubRoom, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would get the prompts and the key of whoever repeats it."""

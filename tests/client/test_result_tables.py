@@ -52,7 +52,7 @@ def too_wide(result: Result) -> list[str]:
     return [line for line in result.out.splitlines() if len(line) > 80 and not line.startswith(titles)]
 
 
-def test_a_board_says_what_it_compares_and_which_others_there_are(posted: HubRoom) -> None:
+def test_a_board_shows_its_protocol_and_the_other_boards(posted: HubRoom) -> None:
     result = posted.wander("leaderboard", "admin/say-env")
     assert result.out.splitlines()[0].split("\t")[0] == "rank_low"
     said = result.err.splitlines()
@@ -72,7 +72,7 @@ def test_a_board_says_what_it_compares_and_which_others_there_are(posted: HubRoo
     assert "has no board `zzz`" in missing.err
 
 
-def test_the_score_in_a_search_is_that_of_the_version_beside_it(posted: HubRoom, home: Path) -> None:
+def test_the_score_in_a_search_belongs_to_the_listed_version(posted: HubRoom, home: Path) -> None:
     (row,) = posted.wander("search", "--json").data
     assert (row["latest_version"], row["best_reward"]) == ("0.1.0", 0.75)
     posted.publish(make_wheel(home, version="0.2.0"))
@@ -102,7 +102,7 @@ def test_tables_fit_into_80_columns(posted: HubRoom, home: Path) -> None:
 
 
 @pytest.mark.usefixtures("narrow")
-def test_a_narrow_terminal_keeps_the_run_and_a_model_that_can_be_read(posted: HubRoom) -> None:
+def test_a_narrow_terminal_keeps_run_and_model_readable(posted: HubRoom) -> None:
     for words, rows in ((["runs"], 4), (["leaderboard", "admin/say-env"], 2)):
         lines = [line for line in posted.wander(*words).out.splitlines() if "acme" in line or "small" in line]
         assert len(lines) == rows
@@ -112,7 +112,7 @@ def test_a_narrow_terminal_keeps_the_run_and_a_model_that_can_be_read(posted: Hu
 
 
 @pytest.mark.usefixtures("narrow")
-def test_the_shown_beginning_of_an_id_means_the_run_here_and_on_the_hub(posted: HubRoom, home: Path) -> None:
+def test_shortened_run_ids_work_locally_and_on_the_hub(posted: HubRoom, home: Path) -> None:
     line = next(
         one for one in posted.wander("leaderboard", "admin/say-env").out.splitlines() if "acme" in one
     )
@@ -126,7 +126,7 @@ def test_the_shown_beginning_of_an_id_means_the_run_here_and_on_the_hub(posted: 
     assert "6 characters of an ID are enough" in posted.wander("view", short[:5]).err
 
 
-def test_a_beginning_that_several_runs_share_is_refused(wander: Wander, home: Path) -> None:
+def test_an_ambiguous_run_id_is_rejected(wander: Wander, home: Path) -> None:
     names = [write_run(home / "runs" / name, rewards=[1.0]) for name in ("one", "two")]
     ids = [row["run_id"] for row in wander("runs", "--json").data]
     assert len(names) == len(ids)
@@ -139,7 +139,7 @@ def test_a_beginning_that_several_runs_share_is_refused(wander: Wander, home: Pa
     assert wander("view", ids[1][-10:], "--json").data["run_id"] == ids[1], "as pages show it"
 
 
-def test_short_ids_are_as_long_as_it_takes() -> None:
+def test_short_ids_are_long_enough_to_be_unique() -> None:
     assert short_ids(["0123456789ab", "1123456789ab"]) == ["01234567", "11234567"]
     assert short_ids(["0123456789ab", "0123456788ab"]) == ["0123456789", "0123456788"]
     assert short_ids(["same", "same"]) == ["same", "same"]
@@ -159,14 +159,14 @@ def test_metrics_are_shown_with_their_intervals(posted: HubRoom, monkeypatch: py
     assert f"{mean:.4f} ({low:.2f} to {high:.2f})" in shown
 
 
-def test_each_column_has_a_text_in_the_command() -> None:
+def test_the_command_describes_each_column() -> None:
     with pytest.raises(KeyError):
         cell_of(make_board_row(), "color")
     for column in (*BOARD_COLUMNS, "metric:right", "pass:2"):
         assert str(cell_of(make_board_row(), column)), column
 
 
-def test_a_board_tells_what_each_row_earned_on_a_stratum(
+def test_a_board_shows_the_score_on_a_stratum(
     posted: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(

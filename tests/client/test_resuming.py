@@ -64,7 +64,7 @@ def resume(wander: Wander, run_dir: Path) -> Resume:
         (["--set", "device=cpu"], "device"),
     ],
 )
-def test_a_setting_that_contradicts_the_run_is_refused_by_its_name(
+def test_a_setting_that_differs_from_the_run_is_named(
     words: list[str], setting: str, settled_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["eval", "--resume", str(settled_run), *words, "--json"]) == 2
@@ -73,12 +73,14 @@ def test_a_setting_that_contradicts_the_run_is_refused_by_its_name(
     assert error["detail"].startswith(f"`{setting}`: requested")
 
 
-def test_another_folder_is_refused(settled_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_environment_folder_is_rejected(
+    settled_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", "--resume", str(settled_run), "--out", "elsewhere"]) == 2
     assert "`--out elsewhere`" in capsys.readouterr().err
 
 
-def test_the_refusal_names_every_difference_and_plays_nothing(resume: Resume, run_dir: Path) -> None:
+def test_the_error_names_every_difference_before_playing(resume: Resume, run_dir: Path) -> None:
     before = {path.name: path.read_bytes() for path in run_dir.iterdir()}
     result = resume("-n", "5", "--seed", "7", "--json")
     assert result.status == 2
@@ -91,7 +93,7 @@ def test_the_refusal_names_every_difference_and_plays_nothing(resume: Resume, ru
     assert {path.name: path.read_bytes() for path in run_dir.iterdir()} == before
 
 
-def test_what_agrees_with_the_run_or_changes_no_rollout_may_be_said(resume: Resume) -> None:
+def test_settings_that_agree_or_change_no_rollout_are_accepted(resume: Resume) -> None:
     model = "scripted:say_env:breaks_on_three"
     same = ("./say-env", "-m", model, "-n", "4", "-t", "0.5", "-a", "size=6", "--seed", "0", "--out", "mine")
     result = resume(*same, "-c", "2", "--fail-under", "0.5", "--json")
@@ -99,7 +101,7 @@ def test_what_agrees_with_the_run_or_changes_no_rollout_may_be_said(resume: Resu
     assert result.data["resumed"] == 3
 
 
-def test_a_version_need_not_be_repeated() -> None:
+def test_the_version_may_be_omitted_when_resuming() -> None:
     stored = EvaluationSettings(environment="acme/say@0.1.0", model="hf:a/b")
     run_dir = Path("mine")
     for environment in ("acme/say", "acme/say@0.1.0", "acme/say@latest", "acme/Say"):
@@ -110,7 +112,7 @@ def test_a_version_need_not_be_repeated() -> None:
             resume_settings(stored, {"environment": environment}, run_dir, "")
 
 
-def test_changed_code_is_told_and_allowed_by_an_option(resume: Resume, folder: Path) -> None:
+def test_changed_code_is_reported_and_allowed_by_an_option(resume: Resume, folder: Path) -> None:
     module = folder / "say_env.py"
     module.write_text(module.read_text().replace('== "break"', '== "never again"'))
     refused = resume()
@@ -126,7 +128,7 @@ def test_changed_code_is_told_and_allowed_by_an_option(resume: Resume, folder: P
     assert resume("--json").status == 0, "what was allowed once is what the run is made of"
 
 
-def test_other_examples_are_refused_whatever_is_allowed(resume: Resume, folder: Path) -> None:
+def test_different_examples_are_always_rejected(resume: Resume, folder: Path) -> None:
     module = folder / "say_env.py"
     module.write_text(module.read_text().replace('f"say {n}"', 'f"please say {n}"'))
     for words in ((), ("--allow-changed-code",)):
@@ -136,7 +138,7 @@ def test_other_examples_are_refused_whatever_is_allowed(resume: Resume, folder: 
         assert "start a new run" in refused["hint"]
 
 
-def test_what_is_no_source_does_not_count(folder: Path) -> None:
+def test_files_that_are_not_source_code_may_change(folder: Path) -> None:
     before = source_digests(folder)
     assert set(before) == {"say_env.py", "README.md", "pyproject.toml"}
     for name in (
@@ -157,13 +159,13 @@ def test_what_is_no_source_does_not_count(folder: Path) -> None:
     assert find_changed_files(before, source_digests(folder)) == ["README.md", "dangling", "data/rows.jsonl"]
 
 
-def test_a_training_run_goes_on_with_nothing_but_its_own_settings(wander: Wander) -> None:
+def test_a_training_run_resumes_only_with_its_own_settings(wander: Wander) -> None:
     result = wander("train", "--resume", "runs/x", "--steps", "5", "-m", "tiny")
     assert result.status == 2
     assert "cannot change `model`, `steps`" in result.err
 
 
-def test_fewer_examples_than_asked_for_are_said(wander: Wander, folder: Path) -> None:
+def test_a_split_with_too_few_examples_is_reported(wander: Wander, folder: Path) -> None:
     said = "the eval split has 2 examples, fewer than 3: all are played"
     assert said in wander("eval", "./say-env", "-m", SOLVER, "-n", "3", "-a", "size=2").err
     assert "all are played" not in wander("eval", "./say-env", "-m", SOLVER, "-a", "size=2").err
@@ -177,7 +179,7 @@ def test_a_split_without_examples_leaves_no_run_behind(wander: Wander, folder: P
     assert not (home / "runs").exists() or not list((home / "runs").iterdir())
 
 
-def test_a_run_is_resumed_by_its_id_or_the_beginning_of_it(wander: Wander, folder: Path) -> None:
+def test_a_run_is_resumed_by_full_or_shortened_id(wander: Wander, folder: Path) -> None:
     first = wander("eval", "./say-env", "-m", SOLVER, "-n", "2", "--json").data
     again = wander("eval", "--resume", first["run_id"][:10], "--json")
     assert (again.data["run_id"], again.data["resumed"]) == (first["run_id"], 2)
@@ -187,7 +189,7 @@ def test_a_run_is_resumed_by_its_id_or_the_beginning_of_it(wander: Wander, folde
     assert "to resume it, run `wander eval --resume" in refused.err
 
 
-def test_going_on_at_another_endpoint_is_told(wander: Wander, folder: Path) -> None:
+def test_resuming_at_another_endpoint_is_reported(wander: Wander, folder: Path) -> None:
     def say(messages: list[dict[str, Any]]) -> str:
         return str(messages[-1]["content"]).removeprefix("say ")
 

@@ -29,7 +29,7 @@ def pair(home: Path) -> list[str]:
     ]
 
 
-def test_show_tells_pins_numbers_files_and_digest(wander: Wander, pair: list[str]) -> None:
+def test_show_prints_inputs_numbers_files_and_digest(wander: Wander, pair: list[str]) -> None:
     shown = wander("runs", "show", pair[0])
     assert shown.status == 0, shown.err
     for words in ("before on admin/say-env 0.1.0", "reward    0.6250", "seed         0", "run.json\t"):
@@ -42,7 +42,7 @@ def test_show_tells_pins_numbers_files_and_digest(wander: Wander, pair: list[str
     assert data["breakdown"]["summary"]["pass_rates"] == []
 
 
-def test_show_reads_a_run_that_has_only_begun(wander: Wander, pair: list[str]) -> None:
+def test_show_works_for_a_run_without_rollouts(wander: Wander, pair: list[str]) -> None:
     for name in ("rollouts.jsonl.zst", "summary.json"):
         (Path(pair[0]) / name).unlink()
     shown = wander("runs", "show", pair[0], "--json")
@@ -50,7 +50,7 @@ def test_show_reads_a_run_that_has_only_begun(wander: Wander, pair: list[str]) -
     assert (shown.data["sha256"], shown.data["breakdown"]["summary"]["rollouts"]) == (None, 0)
 
 
-def test_diff_tells_pins_rewards_and_where_messages_part(wander: Wander, pair: list[str]) -> None:
+def test_diff_shows_inputs_rewards_and_first_different_message(wander: Wander, pair: list[str]) -> None:
     shown = wander("runs", "diff", *pair)
     assert shown.status == 0, shown.err
     assert "model.name\tbefore\tafter" in shown.out
@@ -80,14 +80,14 @@ def test_diff_of_a_run_with_itself_finds_nothing(wander: Wander, pair: list[str]
     assert "has no rollout `9/1`" in missing.err
 
 
-def test_diff_warns_where_one_id_may_be_two_examples(wander: Wander, home: Path, pair: list[str]) -> None:
+def test_diff_warns_if_an_id_may_name_different_examples(wander: Wander, home: Path, pair: list[str]) -> None:
     assert "with the same ID may differ" not in wander("runs", "diff", *pair).err
     other = write_run(home / "runs" / "harder", rewards=[0.0] * 4, arguments={"level": 2})
     shown = wander("runs", "diff", pair[0], str(other))
     assert "the runs differ in arguments: examples with the same ID may differ" in shown.err
 
 
-def test_diff_says_what_one_run_alone_has(wander: Wander, home: Path, pair: list[str]) -> None:
+def test_diff_shows_examples_of_only_one_run(wander: Wander, home: Path, pair: list[str]) -> None:
     longer = str(write_run(home / "runs" / "longer", rewards=[0.0] * 6, said="other"))
     data = wander("runs", "diff", pair[0], longer, "--json").data
     assert (data["only_before"], data["only_after"]) == (0, 2)
@@ -102,7 +102,7 @@ def test_export_writes_rows_of_several_runs(wander: Wander, home: Path, pair: li
     assert (home / name).exists()
 
 
-def test_export_refuses_what_it_cannot_write(wander: Wander, pair: list[str]) -> None:
+def test_export_rejects_unknown_formats(wander: Wander, pair: list[str]) -> None:
     assert wander("runs", "export", pair[0], "-o", "rows.csv").status == 2
     unknown = wander("runs", "export", pair[0], "-o", "x", "--format", "csv")
     assert unknown.status == 2
@@ -119,7 +119,7 @@ def test_report_as_text_and_markdown(wander: Wander, pair: list[str]) -> None:
     assert done.data["contrasts"][0]["comparison"]["examples"] == 4
 
 
-def test_a_threshold_says_what_passes(wander: Wander, folder: Path) -> None:
+def test_a_threshold_decides_which_rollouts_pass(wander: Wander, folder: Path) -> None:
     run = wander("eval", str(folder), "-m", "scripted:say_env:solver", "-n", "2", "-r", "3", "--json").data
     found = wander("runs", "show", run["run_dir"], "--pass-threshold", "0.5", "--json").data
     assert found["breakdown"]["summary"]["pass_threshold"] == 0.5
@@ -131,7 +131,7 @@ def validator(schema: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator(schema, format_checker=FormatChecker())
 
 
-def test_real_runs_fit_the_schemas(hub: HubRoom, folder: Path) -> None:
+def test_real_runs_match_the_schemas(hub: HubRoom, folder: Path) -> None:
     parts = ("run", "rollout", "summary")
     schemas = {part: json.loads(hub.wander("runs", "schema", part).out) for part in parts}
     done = hub.wander("eval", str(folder), "-m", "scripted:say_env:breaks_on_three", "-n", "5", "--json")
@@ -153,11 +153,11 @@ def test_real_runs_fit_the_schemas(hub: HubRoom, folder: Path) -> None:
         assert not validator(schemas["run"]).is_valid(broken)
 
 
-def test_there_is_no_other_schema(hub: HubRoom) -> None:
+def test_an_unknown_schema_is_reported(hub: HubRoom) -> None:
     assert "choose one of run, rollout, summary" in hub.wander("runs", "schema", "oddity").err
 
 
-def test_show_tells_the_level_of_a_posted_run(hub: HubRoom, home: Path) -> None:
+def test_show_prints_the_level_of_a_posted_run(hub: HubRoom, home: Path) -> None:
     run = write_run(home / "runs" / "one", rewards=[0.0, 1.0])
     here = hub.wander("runs", "show", str(run), "--json").data
     hub.publish(home / "say_env-0.1.0-py3-none-any.whl")
@@ -176,7 +176,7 @@ def test_show_tells_the_level_of_a_posted_run(hub: HubRoom, home: Path) -> None:
     assert hub.wander("runs", "diff", run_id, str(home / "gone" / "one"), "--json").data["same"] == 2
 
 
-def test_a_rollout_shows_what_a_turn_was_not_shown() -> None:
+def test_a_rollout_marks_messages_hidden_from_a_turn() -> None:
     say = {"role": "assistant", "content": "a"}
     rollout = Rollout(
         example_id="0",

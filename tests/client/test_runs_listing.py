@@ -36,7 +36,9 @@ def three(home: Path) -> list[str]:
         (["--sort", "started", "--limit", "2"], ["one", "two"]),
     ],
 )
-def test_filters_and_orders(wander: Wander, three: list[str], words: list[str], expected: list[str]) -> None:
+def test_runs_are_filtered_and_sorted(
+    wander: Wander, three: list[str], words: list[str], expected: list[str]
+) -> None:
     for command in (["runs"], ["runs", "list"]):
         if command == ["runs"] and not words:
             assert [Path(row["run_dir"]).name for row in wander("runs", "--json").data] == expected
@@ -59,7 +61,7 @@ def test_another_folder_is_listed(wander: Wander, three: list[str], home: Path) 
         (["list", ".", "--posted"], "remove the folder"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wander: Wander, words: list[str], said: str) -> None:
+def test_contradictory_options_are_rejected(wander: Wander, words: list[str], said: str) -> None:
     result = wander("runs", *words)
     assert result.status == 2
     assert said in result.err

@@ -54,7 +54,7 @@ CASES: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("asked", "confined"), CASES)
-def test_environments_of_a_hub_are_confined(
+def test_environments_of_a_hub_run_in_the_sandbox(
     asked: dict[str, Any], confined: bool, home: Path, able: list[None]
 ) -> None:
     assert confines(settings(), **asked) is confined
@@ -62,13 +62,13 @@ def test_environments_of_a_hub_are_confined(
     assert confines(settings(sandbox=False), **asked) is False
 
 
-def test_a_machine_is_tried_once(home: Path, able: list[None]) -> None:
+def test_sandbox_support_is_tested_once(home: Path, able: list[None]) -> None:
     for _ in range(3):
         assert confines(settings(), "acme/env")
     assert len(able) == 1
 
 
-def test_a_machine_that_cannot_confines_nothing(
+def test_a_machine_without_sandbox_support_uses_no_sandbox(
     home: Path, monkeypatch: pytest.MonkeyPatch, able: list[None]
 ) -> None:
     monkeypatch.setattr(support, "find_fault", lambda: "user namespaces are forbidden")
@@ -82,7 +82,7 @@ def test_a_machine_that_cannot_confines_nothing(
 
 
 @needs_sandbox
-def test_a_sandbox_is_made_to_see_whether_it_can_be() -> None:
+def test_support_is_tested_by_creating_a_sandbox() -> None:
     support.find_fault.cache_clear()
     assert support.find_fault() is None
 
@@ -97,14 +97,14 @@ def test_a_sandbox_is_made_to_see_whether_it_can_be() -> None:
         ({"sandbox": ["memory=1G"]}, SandboxPolicy(memory=1 << 30)),
     ],
 )
-def test_an_evaluation_keeps_how_it_was_confined(
+def test_a_resumed_evaluation_keeps_its_sandbox(
     said: dict[str, Any], policy: SandboxPolicy | None, home: Path, able: list[None]
 ) -> None:
     made = settings_for({"environment": "acme/env", "model": "m", **said}, settings())
     assert made.sandbox == policy
 
 
-def test_a_sandbox_that_was_asked_for_is_not_left_out(home: Path, able: list[None]) -> None:
+def test_a_requested_sandbox_is_required(home: Path, able: list[None]) -> None:
     said = {"environment": "acme/env", "model": "m", "worker_addresses": ["tcp://127.0.0.1:7100"]}
     for more, own in (({"sandbox": True}, None), ({"sandbox": ["memory=1G"]}, None), ({}, True)):
         with pytest.raises(UsageError):
@@ -117,7 +117,7 @@ def installed(label: str, hub: str) -> Location:
     return Location(label, name, Path("/python"), installed=record)
 
 
-def test_it_is_said_once_that_an_environment_runs_outside(home: Path) -> None:
+def test_running_without_a_sandbox_is_reported_once(home: Path) -> None:
     for location, lines in (
         (installed("acme/env", "https://hub"), 1),
         (installed("acme/env", "https://hub"), 0),
@@ -131,7 +131,9 @@ def test_it_is_said_once_that_an_environment_runs_outside(home: Path) -> None:
         assert all("--sandbox" in line for line in here.output.warnings)
 
 
-def test_a_place_that_cannot_be_written_says_it_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_writable_folder_the_warning_is_repeated(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (home / "taken").touch()
     monkeypatch.setenv("WANDER_STATE_DIR", str(home / "taken"))
     for _ in range(2):
@@ -159,7 +161,7 @@ def test_a_setting_is_true_or_false(value: str, wander: Wander, home: Path) -> N
     ],
 )
 @pytest.mark.parametrize("is_phased", [False, True])
-def test_a_mixture_with_an_environment_of_a_hub_is_confined(
+def test_a_mixture_with_a_hub_environment_runs_in_the_sandbox(
     names: list[str | None],
     stated: bool | None,
     confined: bool,

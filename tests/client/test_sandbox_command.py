@@ -14,7 +14,7 @@ MODEL = "scripted:say_env:solver"
 
 
 @needs_sandbox
-def test_an_evaluation_in_the_sandbox_is_recorded_as_such(folder: Path, home: Path, wander: Wander) -> None:
+def test_the_sandbox_of_an_evaluation_is_recorded(folder: Path, home: Path, wander: Wander) -> None:
     words = ["eval", "./say-env", "-m", MODEL, "-n", "2", "--sandbox-limit", "memory=1G", "--out", "run"]
     result = wander(*words)
     assert result.status == 0, result.err
@@ -30,7 +30,7 @@ def test_an_evaluation_in_the_sandbox_is_recorded_as_such(folder: Path, home: Pa
 
 
 @needs_sandbox
-def test_rollouts_are_played_inside(folder: Path, home: Path, wander: Wander) -> None:
+def test_rollouts_are_played_in_the_sandbox(folder: Path, home: Path, wander: Wander) -> None:
     module = folder / "say_env.py"
     module.write_text(
         module.read_text() + "\nimport os\nprint('confined by', os.environ['WANDER_CONFINED'])\n"
@@ -45,7 +45,7 @@ def test_rollouts_are_played_inside(folder: Path, home: Path, wander: Wander) ->
 
 
 @needs_sandbox
-def test_the_self_test_tells_what_it_found(wander: Wander) -> None:
+def test_the_self_test_prints_its_findings(wander: Wander) -> None:
     result = wander("sandbox", "check", "--json")
     assert result.status == 0
     data = json.loads(result.out)["data"]
@@ -56,7 +56,7 @@ def test_the_self_test_tells_what_it_found(wander: Wander) -> None:
     assert "ESCAPED" not in shown.out
 
 
-def test_a_way_out_is_told_by_the_exit_status(wander: Wander, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_escape_changes_the_exit_status(wander: Wander, monkeypatch: pytest.MonkeyPatch) -> None:
     from wander.worker.process.sandbox_check import ProbeOutcome, SandboxReport
 
     outcomes = [ProbeOutcome("call mount", False, "got it"), ProbeOutcome("call bpf", True, "EPERM")]
@@ -98,14 +98,16 @@ def test_without_bubblewrap_nothing_of_the_environment_runs(
         (["--sandbox-limit", "memory=none"], "needs a number"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(words: list[str], part: str, folder: Path, wander: Wander) -> None:
+def test_contradictory_sandbox_options_are_rejected(
+    words: list[str], part: str, folder: Path, wander: Wander
+) -> None:
     result = wander("eval", "./say-env", "-m", MODEL, *words)
     assert result.status == 2
     assert part in result.err
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("", None)])
-def test_the_variable_switches_it(text: str, value: bool | None, tmp_path: Path) -> None:
+def test_the_variable_enables_the_sandbox(text: str, value: bool | None, tmp_path: Path) -> None:
     from wander_client.settings import load_settings
 
     assert (
@@ -113,7 +115,7 @@ def test_the_variable_switches_it(text: str, value: bool | None, tmp_path: Path)
     )
 
 
-def test_settings_that_are_neither_are_refused(tmp_path: Path) -> None:
+def test_invalid_sandbox_settings_are_rejected(tmp_path: Path) -> None:
     from wander_client.errors import UsageError
     from wander_client.settings import load_settings
 

@@ -60,7 +60,7 @@ async def ask(location: Location, function: str, *requests: ModelRequest) -> lis
     return [str(answer.message["content"]) for answer in answers]
 
 
-async def test_many_requests_at_once_get_their_own_answers(location: Location) -> None:
+async def test_parallel_requests_get_their_own_replies(location: Location) -> None:
     texts = [f"text {number} é\n" for number in range(20)]
     assert await ask(location, "echo", *(request(text) for text in texts)) == texts
 
@@ -83,22 +83,20 @@ async def test_a_process_that_dies_fails_the_waiting_requests(location: Location
             await ask(location, "dies", request())
 
 
-async def test_an_answer_that_is_none_is_a_model_error(location: Location) -> None:
+async def test_an_invalid_reply_is_a_model_error(location: Location) -> None:
     with pytest.raises(ModelError, match="scripted reply must be"):
         await ask(location, "number", request())
 
 
 @pytest.mark.parametrize("function", ["nobody", "PLAYERS"])
-async def test_a_function_that_is_not_there_is_found_out_at_the_check(
-    function: str, location: Location
-) -> None:
+async def test_a_missing_function_is_found_by_the_check(function: str, location: Location) -> None:
     client = ScriptedProcessClient(f"scripted:players:{function}", location)
     with pytest.raises(NotFound, match=function):
         await client.check()
     await client.close()
 
 
-async def test_a_python_that_is_gone_is_told_of(location: Location, tmp_path: Path) -> None:
+async def test_a_missing_python_is_reported(location: Location, tmp_path: Path) -> None:
     gone = Location(location.spec, location.target, tmp_path / "no-python", folder=tmp_path)
     with pytest.raises(FileNotFoundError):
         await ScriptedProcessClient("scripted:players:echo", gone).check()

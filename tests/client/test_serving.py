@@ -67,7 +67,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_checkpoint_is_served_evaluated_and_let_go(
+def test_a_checkpoint_is_served_evaluated_and_released(
     wander: Wander, folder: Path, pids: Path, checkpoint: Path
 ) -> None:
     words = ("-m", str(checkpoint), "-n", "4", "--serve", "vllm", "--set", "serve_args=--dtype=half")
@@ -85,7 +85,9 @@ def test_a_checkpoint_is_served_evaluated_and_let_go(
     until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
 
 
-def test_the_log_is_told_while_it_starts(wander: Wander, folder: Path, pids: Path, checkpoint: Path) -> None:
+def test_the_log_path_is_printed_while_the_server_starts(
+    wander: Wander, folder: Path, pids: Path, checkpoint: Path
+) -> None:
     result = wander("eval", str(folder), "-m", str(checkpoint), "-n", "1", "--serve", "vllm")
     assert result.status == 0, result.err
     assert f"starting vllm for {checkpoint.name}; log: " in result.err
@@ -117,7 +119,7 @@ def test_a_served_run_is_resumed_with_a_new_server(
     assert len(started(pids)) == 4
 
 
-def test_a_server_that_crashes_is_told_with_the_end_of_its_log(
+def test_a_server_crash_is_reported_with_the_end_of_its_log(
     wander: Wander, folder: Path, pids: Path, home: Path
 ) -> None:
     result = wander(
@@ -132,7 +134,7 @@ def test_a_server_that_crashes_is_told_with_the_end_of_its_log(
 
 
 @pytest.mark.full
-def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path, pids: Path) -> None:
+def test_a_server_that_never_becomes_ready_is_stopped(wander: Wander, folder: Path, pids: Path) -> None:
     words = ("--serve", "vllm", "--set", "serve_args=--behave=sick", "--set", "serve_timeout=3")
     result = wander("eval", str(folder), "-m", "m", *words, "--json")
     assert result.status == 5
@@ -147,7 +149,7 @@ def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path,
         ("/none/python", "cannot run `/none/python`", "serve_python"),
     ],
 )
-def test_a_missing_vllm_is_told_with_what_to_install(
+def test_a_missing_vllm_is_reported_with_the_installation_command(
     python: str, said: str, hint: str, wander: Wander, folder: Path, home: Path
 ) -> None:
     result = wander(
@@ -166,7 +168,7 @@ def test_a_missing_vllm_is_told_with_what_to_install(
         (("--set", "serve_args=--x"), "`serve_args` requires `serve`"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_contradictory_options_are_rejected(
     words: tuple[str, ...], said: str, wander: Wander, folder: Path
 ) -> None:
     result = wander("eval", str(folder), "-m", "m", *words, "--json")
@@ -215,7 +217,7 @@ def test_the_server_ends_however_the_command_ends(
         command.wait()
 
 
-def test_a_server_that_ignores_its_end_outlives_neither_its_owner_nor_its_guard(pids: Path) -> None:
+def test_a_server_that_ignores_sigterm_is_killed(pids: Path) -> None:
     """As Ray ends an actor: it kills the actor together with its children."""
     guard = "import sys; from wander_client.models import server_guard as it; it.GRACE_SECONDS = 0.2;"
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--behave", "stubborn"]
@@ -232,7 +234,7 @@ def test_a_server_that_ignores_its_end_outlives_neither_its_owner_nor_its_guard(
     until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
 
 
-async def test_an_actor_that_is_closed_while_its_server_starts_ends_it(pids: Path) -> None:
+async def test_closing_an_actor_stops_its_starting_server(pids: Path) -> None:
     serve = ServeChoice(arguments=("--behave=sick",))
     choice = ModelChoice("m", None, "KEY", None, None, cache=False, serve=serve)
     actor = ModelActor(choice, {}, Versions())

@@ -50,7 +50,7 @@ def merge(wander: Wander, places: list[Path], out: str = "whole") -> Result:
     return wander("runs", "merge", *map(str, places), "--out", out, "--json")
 
 
-def test_shards_make_the_run_that_is_played_at_once(wander: Wander, folder: Path) -> None:
+def test_merged_shards_equal_a_run_without_shards(wander: Wander, folder: Path) -> None:
     words = (
         str(folder),
         "-m",
@@ -82,7 +82,7 @@ def test_shards_make_the_run_that_is_played_at_once(wander: Wander, folder: Path
     assert (resumed.status, resumed.data["summary"]["rollouts"]) == (6, 21)
 
 
-def test_a_shard_resumes_as_any_run_and_is_not_posted(wander: Wander, folder: Path) -> None:
+def test_a_shard_can_be_resumed_but_not_posted(wander: Wander, folder: Path) -> None:
     (place,) = play_shards(wander, 1, str(folder), "-m", SOLVER, "-n", "2", "--set", "in_process=true")
     with pytest.raises(ValueError, match="a shard cannot range"):
         Shard(first=2, end=2, of=3)
@@ -94,7 +94,7 @@ def test_a_shard_resumes_as_any_run_and_is_not_posted(wander: Wander, folder: Pa
     assert (posted["code"], "runs merge" in posted["hint"]) == ("shard_alone", True)
 
 
-def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wander, folder: Path) -> None:
+def test_incompatible_shards_are_reported_and_not_merged(wander: Wander, folder: Path) -> None:
     words = (str(folder), "-m", SOLVER, "-n", "4", "--set", "in_process=true")
     places = play_shards(wander, 3, *words)
     (other_seed,) = play_shards(wander, 1, *words, "--seed", "1", name="seed")
@@ -154,7 +154,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     assert merge(wander, [places[0], extra, places[2]], "without").status == 0
 
 
-def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander, folder: Path) -> None:
+def test_contradictory_shard_and_engine_options_are_rejected(wander: Wander, folder: Path) -> None:
     words = (str(folder), "-m", SOLVER, "-n", "4", "--set", "in_process=true")
     error = wander("eval", *words, "--engine", "dask", "--json").json["error"]
     assert (error["code"], error["hint"]) == ("usage", "use `ray`")
@@ -182,7 +182,7 @@ def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander
         assert error["hint"] in ("the 3 shards are `0/3` to `2/3`", "the 8 shards are `0/8` to `7/8`")
 
 
-def test_a_rollout_with_another_seed_than_its_siblings_is_refused(wander: Wander, folder: Path) -> None:
+def test_a_rollout_whose_seed_differs_from_its_group_is_rejected(wander: Wander, folder: Path) -> None:
     places = play_shards(
         wander, 2, str(folder), "-m", SOLVER, "-n", "1", "-r", "2", "--set", "in_process=true"
     )
@@ -241,7 +241,7 @@ def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder
     assert "contains shard 0/3" in mixed.json["error"]["message"]
 
 
-def test_shards_over_http_make_the_run_that_is_played_at_once(wander: Wander, folder: Path) -> None:
+def test_merged_shards_over_http_equal_a_run_without_shards(wander: Wander, folder: Path) -> None:
     def answer(messages: list[dict[str, str]]) -> str:
         return messages[-1]["content"].removeprefix("say ")
 

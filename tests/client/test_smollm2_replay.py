@@ -32,7 +32,7 @@ def _untimed(value: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("environment", "turn"), [("reverse_text", "32"), ("tictactoe", "24")])
-def test_what_smollm2_sampled_is_played_again_to_the_same_bits(
+def test_rollouts_sampled_by_smollm2_replay_exactly(
     environment: str, turn: str, wander: Wander, home: Path
 ) -> None:
     folder = str(ROOT / "environments" / environment)

@@ -33,7 +33,7 @@ def stored(home: Path) -> Path:
     return home
 
 
-def test_a_stopped_run_plays_what_is_missing(wander: Wander, stored: Path) -> None:
+def test_a_resumed_run_plays_missing_rollouts(wander: Wander, stored: Path) -> None:
     before = json.loads((stored / "run" / "command.json").read_text())
     result = wander("eval", "--resume", "run", "--json")
     assert result.status == 0, result.out
@@ -42,7 +42,7 @@ def test_a_stopped_run_plays_what_is_missing(wander: Wander, stored: Path) -> No
     assert json.loads((stored / "run" / "command.json").read_text()) == before
 
 
-def test_a_stopped_run_takes_the_words_that_began_it_and_refuses_others(wander: Wander, stored: Path) -> None:
+def test_a_run_resumes_only_with_its_original_options(wander: Wander, stored: Path) -> None:
     same = (
         *(
             "./say-env",
@@ -80,14 +80,14 @@ def test_a_stopped_run_takes_the_words_that_began_it_and_refuses_others(wander: 
     assert (settings["concurrency"], settings["rollout_timeout"], settings["seed"]) == (2, 50.0, 3)
 
 
-def test_a_stopped_suite_plays_what_is_missing(wander: Wander, stored: Path) -> None:
+def test_a_resumed_suite_plays_missing_rollouts(wander: Wander, stored: Path) -> None:
     result = wander("eval", "--resume", "suite", "--json")
     assert result.status == 0, result.out
     assert [each["state"] for each in result.data["runs"]] == ["kept", "kept", "done"]
     assert [each["summary"]["rollouts"] for each in result.data["runs"]] == [4, 4, 8]
 
 
-def test_a_suite_finds_its_runs_by_the_names_that_they_had(stored: Path) -> None:
+def test_a_suite_finds_its_earlier_runs_by_name(stored: Path) -> None:
     """They are made from the settings that change a rollout, the place of the environment included."""
     file = stored / "stopped.toml"
     file.write_text(file.read_text().replace("./say-env", "/tmp/mk/home/say-env"))
@@ -107,7 +107,7 @@ def test_an_option_that_is_left_at_its_default_does_not_change_a_name(home: Path
     assert plain == said != other
 
 
-def test_every_key_of_a_suite_means_what_it_meant(home: Path) -> None:
+def test_every_key_of_a_stored_suite_keeps_its_meaning(home: Path) -> None:
     suite = read_suite(STORED / "every_key.toml", load_settings())
     expected = json.loads((STORED / "every_key.json").read_text())
     planned = expected.pop("planned")
@@ -121,7 +121,7 @@ def _told(each: Any) -> dict[str, Any]:
     return {"name": each.name, "folder": each.folder, "where": each.where, "settings": settings}
 
 
-def test_every_setting_of_a_stored_command_loads_and_is_written_as_it_was() -> None:
+def test_stored_settings_load_and_are_written_unchanged() -> None:
     text = (STORED / "every_setting.json").read_text()
     settings = EvaluationSettings.model_validate_json(text)
     assert settings.model_fields_set == set(EvaluationSettings.model_fields)

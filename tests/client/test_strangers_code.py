@@ -39,7 +39,7 @@ def write_wheel(place: Path, members: dict[str, str]) -> Path:
     return wheel
 
 
-def test_packages_are_listed_and_checked_without_the_python_that_has_them(tmp_path: Path) -> None:
+def test_listing_and_checking_packages_does_not_start_their_python(tmp_path: Path) -> None:
     """Which would run their `.pth` files."""
     mark = tmp_path / "ran"
     wheel = write_wheel(tmp_path, {"starter.pth": f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n"})
@@ -78,9 +78,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("place", REFUSED)
-def test_a_wheel_that_puts_files_where_packages_have_no_business_is_not_installed(
-    place: str, tmp_path: Path
-) -> None:
+def test_a_wheel_with_files_outside_of_site_packages_is_rejected(place: str, tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, {f"starter-1.0.data/{REFUSED[place]}": "x"})
     make_virtualenv(tmp_path / "venv", Path(sys.executable))
     options = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
@@ -92,7 +90,7 @@ def test_a_wheel_that_puts_files_where_packages_have_no_business_is_not_installe
     assert f"`Starter 1.00` installs `{place}" in str(refused.value)
 
 
-def test_what_packages_usually_have_is_installed(tmp_path: Path) -> None:
+def test_a_wheel_with_ordinary_files_is_installed(tmp_path: Path) -> None:
     usual = (
         "data/share/man/man1/x.1",
         "data/etc/x/y.json",
@@ -108,7 +106,7 @@ def test_what_packages_usually_have_is_installed(tmp_path: Path) -> None:
         assert (tmp_path / "venv" / path).exists()
 
 
-def test_nothing_is_built_without_a_word(tmp_path: Path) -> None:
+def test_builds_are_always_announced(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     body = io.BytesIO()
     with tarfile.open(fileobj=body, mode="w:gz") as archive:

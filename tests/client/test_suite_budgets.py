@@ -48,7 +48,7 @@ def spent(data: dict[str, Any]) -> int:
 
 
 @pytest.mark.full
-def test_a_suite_ends_when_its_evaluations_have_spent_the_budget_and_goes_on_with_more(
+def test_a_suite_stops_at_its_budget_and_resumes_with_a_larger_one(
     wander: Wander, file: Path, endpoint: ChatEndpoint
 ) -> None:
     whole = wander("eval", str(file), "--json")
@@ -75,7 +75,7 @@ def test_a_suite_ends_when_its_evaluations_have_spent_the_budget_and_goes_on_wit
 
 
 @pytest.mark.full
-def test_a_cost_counts_too_and_the_next_command_is_told(wander: Wander, file: Path) -> None:
+def test_the_cost_counts_and_the_resume_command_is_printed(wander: Wander, file: Path) -> None:
     text = file.read_text()
     file.write_text("budget_usd = 0.000001\n" + text)
     done = wander("eval", str(file))
@@ -87,7 +87,7 @@ def test_a_cost_counts_too_and_the_next_command_is_told(wander: Wander, file: Pa
 
 
 @pytest.mark.full
-def test_a_bound_in_usd_needs_the_prices_of_who_is_paid(wander: Wander, file: Path) -> None:
+def test_a_budget_in_usd_needs_prices(wander: Wander, file: Path) -> None:
     text = file.read_text().replace('prices = "1000/1000"\n', "")
     file.write_text(text)
     refused = wander("eval", str(file), "--set", "budget_usd=1", "--json")
@@ -97,16 +97,14 @@ def test_a_bound_in_usd_needs_the_prices_of_who_is_paid(wander: Wander, file: Pa
     assert wander("eval", str(file), "--set", "budget_usd=1").status == 0, "a script costs nothing"
 
 
-def test_several_models_share_what_the_command_line_allows(
-    wander: Wander, folder: Path, endpoint: ChatEndpoint
-) -> None:
+def test_several_models_share_one_budget(wander: Wander, folder: Path, endpoint: ChatEndpoint) -> None:
     words = ("eval", "./say-env", "-m", "one", "-m", "two", "-b", endpoint.base_url, "-n", "4", "-c", "1")
     done = wander(*words, "--budget-tokens", "1", "--json")
     assert done.status == 6, done.out
     assert sum(each["summary"]["rollouts"] for each in done.data["runs"] if each["summary"]) <= 2
 
 
-def test_earlier_parts_count_until_their_run_plays_again() -> None:
+def test_costs_of_interrupted_runs_count_toward_the_budget() -> None:
     shared = SharedBudget(tokens=100, usd=1.0, earlier={"a": (30, 0.3), "b": (20, 0.0)})
     assert (shared.spent_tokens, shared.spent_usd, shared.spent) == (50, 0.3, None)
     priced = Budget(prices=TokenPrices(prompt=10_000.0, completion=10_000.0))

@@ -72,7 +72,7 @@ def echo(messages: list[dict[str, str]]) -> str:
         (one("hf:"), "suite.toml: eval[1]: `hf:` has no model name", "hf:ORGANIZATION/NAME"),
     ],
 )
-def test_a_fault_is_told_with_its_key_before_anything_plays(
+def test_errors_in_a_suite_name_their_key_before_playing(
     text: str, said: str, hint: str | None, wander: Wander, folder: Path, home: Path
 ) -> None:
     result = wander("eval", str(write(home, text)), "--json")
@@ -86,7 +86,7 @@ def test_a_fault_is_told_with_its_key_before_anything_plays(
     assert not (home / "runs").exists()
 
 
-def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defaults(home: Path) -> None:
+def test_lists_expand_to_combinations_and_specific_settings_win(home: Path) -> None:
     suite = read_suite(
         write(
             home,
@@ -126,7 +126,7 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
     assert suite.runs[0].name == "acme/one a temperature=0.0 seed=1"
 
 
-def test_an_endpoint_may_move_and_two_of_one_model_have_names(home: Path) -> None:
+def test_two_endpoints_of_one_model_need_names(home: Path) -> None:
     def folders(one: str, other: str) -> list[str]:
         models = (
             f'[models.x]\nmodel = "m"\nbase_url = "{one}"\n[models.y]\nmodel = "m"\nbase_url = "{other}"\n'
@@ -158,7 +158,7 @@ def test_every_evaluation_becomes_a_run_of_its_own(wander: Wander, folder: Path,
     }
 
 
-def test_what_is_finished_and_unchanged_is_not_repeated(wander: Wander, folder: Path, home: Path) -> None:
+def test_finished_unchanged_evaluations_are_not_repeated(wander: Wander, folder: Path, home: Path) -> None:
     with chat_endpoint(echo) as endpoint:
         echoing = one("echo", f'base_url = "{endpoint.base_url}"')
         file = write(home, echoing + one(BREAKS))
@@ -175,9 +175,7 @@ def test_what_is_finished_and_unchanged_is_not_repeated(wander: Wander, folder: 
     assert [each["state"] for each in by_folder.data["runs"]] == ["kept", "partial", "kept"]
 
 
-def test_evaluations_of_one_endpoint_share_its_bound_and_count_their_own_calls(
-    wander: Wander, folder: Path, home: Path
-) -> None:
+def test_evaluations_of_one_endpoint_share_its_call_limit(wander: Wander, folder: Path, home: Path) -> None:
     with chat_endpoint(echo, delay=0.02) as endpoint:
         entry = one("echo", f'base_url = "{endpoint.base_url}"\nrollouts = 3')
         file = write(home, "concurrency = 2\n" + entry + entry + "seed = 1\n" + entry + "seed = 2\n")
@@ -189,7 +187,7 @@ def test_evaluations_of_one_endpoint_share_its_bound_and_count_their_own_calls(
         assert manifest["endpoints"]["calls"] == 12
 
 
-def test_what_breaks_one_evaluation_stops_no_other(wander: Wander, folder: Path, home: Path) -> None:
+def test_a_failed_evaluation_does_not_stop_the_suite(wander: Wander, folder: Path, home: Path) -> None:
     file = write(home, one(more="arguments = { sizes = 3 }") + one())
     result = wander("eval", str(file), "--json")
     assert result.status == 6
@@ -210,7 +208,7 @@ def test_several_models_on_the_command_line_are_a_suite(wander: Wander, folder: 
     assert any("reward is below 0.5" in each for each in result.json["warnings"])
 
 
-def test_a_dry_run_plays_nothing_and_says_what_it_would(wander: Wander, folder: Path, home: Path) -> None:
+def test_a_dry_run_prints_the_plan_without_playing(wander: Wander, folder: Path, home: Path) -> None:
     file = write(
         home, one(more="rollouts = 3") + one(WRONG).replace("num_examples = 4", 'num_examples = "all"')
     )
@@ -227,9 +225,7 @@ def test_a_dry_run_plays_nothing_and_says_what_it_would(wander: Wander, folder: 
     assert not (home / "runs").exists()
 
 
-def test_options_that_stand_in_the_file_are_refused_beside_it(
-    wander: Wander, folder: Path, home: Path
-) -> None:
+def test_options_that_belong_in_the_suite_file_are_rejected(wander: Wander, folder: Path, home: Path) -> None:
     file = write(home, one())
     result = wander("eval", str(file), "-n", "3", "--json")
     assert result.json["error"]["message"] == "a suite does not accept `num_examples` on the command line"
@@ -256,9 +252,7 @@ def test_progress_goes_to_the_error_stream_in_plain_lines(wander: Wander, folder
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_suite_that_is_stopped_goes_on_where_it_was(
-    number: signal.Signals, wander: Wander, folder: Path, home: Path
-) -> None:
+def test_a_stopped_suite_resumes(number: signal.Signals, wander: Wander, folder: Path, home: Path) -> None:
     let_go = threading.Event()
 
     def hangs(messages: list[dict[str, str]]) -> str:

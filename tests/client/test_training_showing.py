@@ -45,7 +45,7 @@ def training(home: Path) -> Path:
     return run
 
 
-def test_show_tells_steps_evaluations_and_alerts(wander: Wander, training: Path) -> None:
+def test_show_prints_steps_evaluations_and_alerts(wander: Wander, training: Path) -> None:
     shown = wander("runs", "show", str(training))
     assert shown.status == 0, shown.err
     for words in (
@@ -70,7 +70,7 @@ def test_show_as_json_has_every_step_and_file(wander: Wander, training: Path) ->
     assert "checkpoints/checkpoint-2/optimizer.pt" in [one["name"] for one in data["files"]]
 
 
-def test_show_of_a_run_that_a_kill_cut_short(wander: Wander, training: Path) -> None:
+def test_show_works_for_a_killed_training_run(wander: Wander, training: Path) -> None:
     with (training / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')
     for name in ("outcome.json", "evaluations.jsonl", "alerts.jsonl", "checkpoints.jsonl"):
@@ -80,19 +80,19 @@ def test_show_of_a_run_that_a_kill_cut_short(wander: Wander, training: Path) -> 
     assert "steps     2 of 3, not finished\n" in shown.out
 
 
-def test_an_evaluation_has_no_part_of_a_training_run(wander: Wander, home: Path) -> None:
+def test_show_has_no_training_section_for_an_evaluation(wander: Wander, home: Path) -> None:
     run = write_run(home / "runs" / "one", rewards=[1.0, 0.0])
     assert wander("runs", "show", str(run), "--json").data["training"] is None
 
 
-def test_the_list_tells_training_from_evaluation(wander: Wander, training: Path, home: Path) -> None:
+def test_the_list_distinguishes_training_and_evaluation(wander: Wander, training: Path, home: Path) -> None:
     write_run(home / "runs" / "one", rewards=[1.0, 0.0])
     listed = wander("runs").out
     assert "\ttiny\ttraining\t\t" in listed
     assert "\t2/2\t0.5\t" in listed
 
 
-def test_training_refuses_the_folder_of_another_run_at_once(wander: Wander, training: Path) -> None:
+def test_training_rejects_the_folder_of_another_run_immediately(wander: Wander, training: Path) -> None:
     (training.parent / "grpo.toml").write_text("[schedule]\nsteps = 1\n")
     words = ("train", "./tictactoe", str(training.parent / "grpo.toml"), "--model", str(training))
     refused = wander(*words, "--out", str(training))
@@ -102,20 +102,20 @@ def test_training_refuses_the_folder_of_another_run_at_once(wander: Wander, trai
     assert "saving to" not in refused.err
 
 
-def test_training_without_its_settings_says_which_file_is_missing(wander: Wander) -> None:
+def test_a_missing_settings_file_of_a_training_run_is_named(wander: Wander) -> None:
     refused = wander("train", "acme/wordle", "grpo.tml")
     assert refused.status == 3
     assert "there is no settings file `grpo.tml`" in refused.err
     assert "wander train acme/wordle --dry-run" in refused.err
 
 
-def test_a_tracker_that_is_none_is_told_with_what_was_meant(wander: Wander) -> None:
+def test_an_unknown_tracker_gets_a_suggestion(wander: Wander) -> None:
     refused = wander("train", "acme/wordle", "--log", "tensorbord")
     assert (refused.status, "`--log tensorbord` is unknown" in refused.err) == (2, True)
     assert "did you mean `tensorboard`?" in refused.err
 
 
-def test_posting_training_tells_no_reward_and_no_leaderboard(
+def test_posting_a_training_run_prints_no_reward_and_no_leaderboard(
     hub: HubRoom, training: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.publish(training.parent.parent / "say_env-0.1.0-py3-none-any.whl")
@@ -128,7 +128,7 @@ def test_posting_training_tells_no_reward_and_no_leaderboard(
 
 
 @pytest.mark.parametrize(("step", "warned"), [(0, True), (2, False)])
-def test_a_best_that_is_the_model_that_training_began_with_is_told(
+def test_a_best_checkpoint_that_is_the_initial_model_is_reported(
     step: int, warned: bool, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from wander.train.records.files import BestCheckpoint
@@ -160,9 +160,7 @@ def test_a_best_that_is_the_model_that_training_began_with_is_told(
         (40, 4, "mean reward 0.100 in the first 4 steps, 0.400 in the last 4 steps"),
     ],
 )
-def test_the_rewards_at_the_end_say_which_steps_they_are_means_of(
-    steps: int, averaged: int, text: str
-) -> None:
+def test_final_rewards_name_the_steps_they_average(steps: int, averaged: int, text: str) -> None:
     from wander_client.training.text import describe_reward
 
     fields = {"steps": steps, "averaged_steps": averaged, "first_reward": 0.1, "final_reward": 0.4}

@@ -60,7 +60,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("message", "words"), REFUSED, ids=[" ".join(words[:4]) for _, words in REFUSED])
-def test_an_option_without_an_effect_is_refused(
+def test_an_option_without_an_effect_is_rejected(
     wander: Wander, folder: Path, home: Path, message: str, words: tuple[str, ...]
 ) -> None:
     (home / "token").write_text("a-token-of-the-tests\n")
@@ -75,7 +75,7 @@ def test_an_option_without_an_effect_is_refused(
     assert "hint: " in result.err
 
 
-def test_the_folder_of_a_resumed_run_does_not_change(wander: Wander, folder: Path, home: Path) -> None:
+def test_a_resumed_run_keeps_its_folder(wander: Wander, folder: Path, home: Path) -> None:
     models = (*ENVIRONMENT, "-m", "scripted:say_env:wrong", "-n", "1")
     assert wander(*models, "--out", "suite").status == 0
     moved = wander("eval", "--resume", "suite", "--out", "elsewhere")

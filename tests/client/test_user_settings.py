@@ -21,9 +21,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {"WANDER_CONFIG_DIR": str(tmp_path)}
 
 
-def test_the_hub_comes_from_flag_then_variable_then_file_then_default(
-    environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_hub_is_set_by_flag_variable_file_or_default(environ: dict[str, str], tmp_path: Path) -> None:
     assert load_settings(environ=environ).hub == DEFAULT_HUB
     (tmp_path / "settings.toml").write_text('hub = "https://file.example.org"\n')
     assert load_settings(environ=environ).hub == "https://file.example.org"
@@ -45,7 +43,7 @@ def test_a_hub_may_be_named(environ: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["hub = ", "hubs = 3", "[hubs]\nwork = 3\n", "\xff"])
-def test_a_broken_settings_file_is_named(text: str, environ: dict[str, str], tmp_path: Path) -> None:
+def test_an_invalid_settings_file_is_named(text: str, environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text(text, encoding="latin-1")
     with pytest.raises(UsageError, match=r"settings\.toml"):
         load_settings(environ=environ)
@@ -70,12 +68,12 @@ def test_hub_urls_have_one_form(given: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "value", ["ftp://x.org", "https://", "http://u:p@x.org", "http://x.org:port", "work"]
 )
-def test_what_is_no_hub_url_is_refused(value: str) -> None:
+def test_invalid_hub_urls_are_rejected(value: str) -> None:
     with pytest.raises(UsageError):
         hub_url(value)
 
 
-def test_the_credential_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_credential_file_is_private(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         store = CredentialStore(tmp_path / "new", {})
@@ -104,7 +102,7 @@ def test_tokens_are_kept_by_hub(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["credentials.json"]
 
 
-def test_the_variable_wins_over_the_file(tmp_path: Path) -> None:
+def test_the_variable_overrides_the_file(tmp_path: Path) -> None:
     store = CredentialStore(tmp_path, {"WANDER_TOKEN": " wnd_ci "}, variable_hub=HUB)
     store.set(HUB, "stored")
     found = store.get(HUB)
@@ -113,7 +111,7 @@ def test_the_variable_wins_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("empty", ["", "  "])
-def test_an_empty_variable_is_no_wish_to_be_nobody(tmp_path: Path, empty: str) -> None:
+def test_an_empty_token_variable_is_ignored(tmp_path: Path, empty: str) -> None:
     store = CredentialStore(tmp_path, {"WANDER_TOKEN": empty}, variable_hub=HUB)
     store.set(HUB, "stored")
     with pytest.raises(LoginRequired, match="`WANDER_TOKEN` is empty") as refused:
@@ -127,9 +125,7 @@ def test_a_token_is_not_shown_when_a_credential_is_printed(tmp_path: Path) -> No
     assert "secret" not in repr(store.get(HUB))
 
 
-def test_the_hub_logged_in_to_is_the_default_while_it_is_the_only_one(
-    environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_only_hub_with_a_login_is_the_default(environ: dict[str, str], tmp_path: Path) -> None:
     store = CredentialStore(tmp_path, {})
     store.set(HUB, "one")
     assert load_settings(environ=environ).hub == HUB
@@ -147,7 +143,7 @@ def test_a_damaged_credential_file_is_named_and_not_overwritten(text: str, tmp_p
     assert store.path.read_text() == text
 
 
-def test_a_file_that_others_can_read_is_warned_of(wander: Wander, home: Path) -> None:
+def test_a_readable_credential_file_causes_a_warning(wander: Wander, home: Path) -> None:
     store = CredentialStore(home / "config", {})
     store.set(DEFAULT_HUB, "wnd_x")
     store.path.chmod(0o644)

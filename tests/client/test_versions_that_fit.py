@@ -41,7 +41,7 @@ def chosen(api: HubApi, word: str) -> tuple[str, list[str]]:
     return detail.version, told
 
 
-def test_the_newest_that_fits_is_taken_and_newer_ones_are_named(api: HubApi) -> None:
+def test_the_newest_compatible_version_is_used_and_newer_ones_are_named(api: HubApi) -> None:
     version, told = chosen(api, "admin/say-env")
     assert version == "1.0"
     assert "1.2" in " ".join(told)
@@ -51,9 +51,7 @@ def test_the_newest_that_fits_is_taken_and_newer_ones_are_named(api: HubApi) -> 
 @pytest.mark.parametrize(
     ("word", "code"), [("1.1", "python_version"), ("1.2", "no_wheel"), ("1.2.0", "no_wheel")]
 )
-def test_a_named_version_that_does_not_fit_is_refused_with_one_that_does(
-    api: HubApi, word: str, code: str
-) -> None:
+def test_an_incompatible_version_gets_a_compatible_suggestion(api: HubApi, word: str, code: str) -> None:
     with pytest.raises(ClientError) as refused:
         chosen(api, f"admin/say-env@{word}")
     assert refused.value.code == code
@@ -61,11 +59,11 @@ def test_a_named_version_that_does_not_fit_is_refused_with_one_that_does(
 
 
 @pytest.mark.parametrize("word", ["0.9", "0.9.0", "0.9.0.0"])
-def test_a_named_version_that_fits_is_taken_in_any_spelling(api: HubApi, word: str) -> None:
+def test_a_compatible_version_is_found_in_any_spelling(api: HubApi, word: str) -> None:
     assert chosen(api, f"admin/say-env@{word}") == ("0.9", [])
 
 
-def test_yanked_and_deleted_versions_are_passed_over(api: HubApi, hub: HubRoom) -> None:
+def test_yanked_and_deleted_versions_are_skipped(api: HubApi, hub: HubRoom) -> None:
     assert hub.wander("env", "yank", "admin/say-env@1.0", "--reason", "wrong").status == 0
     assert chosen(api, "admin/say-env")[0] == "0.9"
     assert hub.wander("env", "delete", "admin/say-env@0.9", "--yes", "--reason", "leak").status == 0
@@ -73,7 +71,9 @@ def test_yanked_and_deleted_versions_are_passed_over(api: HubApi, hub: HubRoom) 
 
 
 @pytest.mark.parametrize("word", ["0.9", "0.9.0"])
-def test_a_deleted_version_says_so_and_names_what_there_is(api: HubApi, hub: HubRoom, word: str) -> None:
+def test_a_deleted_version_is_reported_with_the_available_versions(
+    api: HubApi, hub: HubRoom, word: str
+) -> None:
     assert hub.wander("env", "delete", "admin/say-env@0.9", "--yes", "--reason", "leak").status == 0
     with pytest.raises(ClientError) as refused:
         exact_version(api, parse_name(f"admin/say-env@{word}"))

@@ -112,7 +112,9 @@ async def test_keys_move_the_cursor(run: Path, keys: str, number: str) -> None:
         assert chosen(pilot) == number
 
 
-async def test_of_a_long_run_the_first_rows_are_held(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_first_rows_of_a_long_run_are_loaded(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(viewer, "MOST", 5)
     async with opened(run) as pilot:
         assert "5 of 5 (the first of 12)" in await typed(pilot, "G")
@@ -124,7 +126,7 @@ async def test_of_a_long_run_the_first_rows_are_held(run: Path, monkeypatch: pyt
         assert "by reward" in await typed(pilot, "e", "s")
 
 
-async def test_a_rollout_opens_with_its_calls_and_its_neighbors_follow(run: Path) -> None:
+async def test_a_rollout_opens_and_keys_move_to_its_neighbors(run: Path) -> None:
     async with opened(run, (100, 30)) as pilot:
         shown = await typed(pilot, "j", "enter")
         assert "rollout 1: example 1, index 0, reward 0.1000" in shown
@@ -273,7 +275,7 @@ def test_the_command_on_a_terminal(terminal: Terminal) -> None:
     assert terminal.process.wait(PATIENCE) == 0
 
 
-def test_an_interrupt_gives_the_terminal_back(terminal: Terminal) -> None:
+def test_an_interrupt_restores_the_terminal(terminal: Terminal) -> None:
     terminal.wait_for("1 of 12")
     before = terminal.process
     terminal.press("")
@@ -282,7 +284,7 @@ def test_an_interrupt_gives_the_terminal_back(terminal: Terminal) -> None:
     assert before.wait(PATIENCE) == 130
 
 
-def test_the_list_is_printed_where_it_is_asked_for(run: Path, home: Path) -> None:
+def test_the_list_is_printed_if_requested(run: Path, home: Path) -> None:
     opened = Terminal(home, "view", str(run), "--list")
     try:
         opened.wait_for(" wander view /")
@@ -292,7 +294,7 @@ def test_the_list_is_printed_where_it_is_asked_for(run: Path, home: Path) -> Non
         opened.close()
 
 
-def test_without_its_packages_the_list_is_printed(
+def test_the_list_is_printed_if_the_viewer_is_not_installed(
     run: Path, wander: Wander, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from wander_client.commands.run import view

@@ -41,14 +41,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [2 << 20, 8 << 20, 32 << 20])
-def test_a_wheel_that_unpacks_to_too_much_is_refused(tmp_path: Path, size: int) -> None:
+def test_a_wheel_that_unpacks_too_large_is_rejected(tmp_path: Path, size: int) -> None:
     with pytest.raises(ClientError) as refused:
         require_bounded(wheel(tmp_path, size))
     assert refused.value.code == "unsafe_package"
 
 
 @pytest.mark.parametrize("stated", [0, 1, 1 << 10, (1 << 19) - 1])
-def test_a_wheel_that_unpacks_to_more_than_it_states_is_refused(tmp_path: Path, stated: int) -> None:
+def test_a_wheel_that_unpacks_larger_than_stated_is_rejected(tmp_path: Path, stated: int) -> None:
     path = wheel(tmp_path, 1 << 19)
     understate(path, stated)
     with pytest.raises(ClientError) as refused:
@@ -57,14 +57,14 @@ def test_a_wheel_that_unpacks_to_more_than_it_states_is_refused(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_another_compression_is_refused(tmp_path: Path, method: int) -> None:
+def test_other_compression_methods_are_rejected(tmp_path: Path, method: int) -> None:
     with pytest.raises(ClientError) as refused:
         require_bounded(wheel(tmp_path, 1 << 18, method))
     assert refused.value.code == "unsafe_package"
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"x" * 1000, b"PK\x05\x06" + bytes(18)])
-def test_what_is_no_archive_is_no_wheel(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_archive_is_not_a_wheel(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bomb-1.0-py3-none-any.whl"
     path.write_bytes(content)
     if content.startswith(b"PK\x05"):
@@ -80,7 +80,7 @@ def test_an_ordinary_wheel_is_accepted(tmp_path: Path, method: int) -> None:
     require_bounded(wheel(tmp_path, 1 << 19, method))
 
 
-def test_the_wheel_of_a_hub_is_refused_and_does_not_stay(
+def test_a_rejected_wheel_of_a_hub_is_removed(
     wander: Wander, behind: LyingHub, home: Path, tmp_path: Path
 ) -> None:
     import hashlib

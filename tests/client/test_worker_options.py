@@ -72,7 +72,7 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
         (("--set", "in_process=true", "--set", "rollout_timeout=5"), "cannot be used with `in_process`"),
     ],
 )
-def test_what_cannot_be_is_wrong_usage(
+def test_impossible_worker_options_are_usage_errors(
     wander: Wander, folder: Path, words: tuple[str, ...], says: str
 ) -> None:
     result = wander("eval", str(folder), *SOLVER, *words)
@@ -80,7 +80,7 @@ def test_what_cannot_be_is_wrong_usage(
     assert says in result.err
 
 
-def test_a_rollout_past_its_time_fails(wander: Wander, folder: Path) -> None:
+def test_a_rollout_over_its_time_limit_fails(wander: Wander, folder: Path) -> None:
     source = folder / "say_env.py"
     source.write_text(
         source.read_text()
@@ -107,7 +107,7 @@ def test_an_open_address_needs_a_token(folder: Path) -> None:
     assert "a token is needed" in done.stderr
 
 
-def test_a_worker_that_does_not_answer_is_network_trouble(wander: Wander, folder: Path) -> None:
+def test_an_unreachable_worker_is_a_network_error(wander: Wander, folder: Path) -> None:
     with socket.socket() as taken:  # bound and not listening: nobody answers here
         taken.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"

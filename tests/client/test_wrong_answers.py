@@ -30,7 +30,7 @@ ASKING = (
 )
 
 
-def test_an_answer_about_something_else_is_refused(behind: LyingHub, wander: Wander, home: Path) -> None:
+def test_a_response_about_another_object_is_rejected(behind: LyingHub, wander: Wander, home: Path) -> None:
     before = files_of(home)
     for change in WRONG_NAMES:
 
@@ -57,7 +57,7 @@ WRONG_FILES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_wrong_file_of_a_version_is_the_hubs_fault(
+def test_a_wrong_file_of_a_version_is_a_hub_error(
     behind: LyingHub, wander: Wander, home: Path, missing: bool
 ) -> None:
     before = files_of(home)

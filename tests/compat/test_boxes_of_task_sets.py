@@ -72,7 +72,7 @@ async def test_commands_and_files_reach_the_box(runtime):
 
 
 @needs_sandbox
-async def test_what_a_box_cannot_do_is_an_error_of_the_library(runtime):
+async def test_unsupported_box_features_raise_errors_of_the_library(runtime):
     with pytest.raises(Refused):
         await runtime.read("missing.txt")
     await runtime.write("large.txt", b"too large")

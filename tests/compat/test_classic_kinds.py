@@ -71,7 +71,7 @@ CELLS = {
 
 
 @pytest.mark.parametrize("language", ["python", "bash"])
-async def test_code_reads_the_context_and_asks_tools_and_models(language):
+async def test_code_reads_the_context_and_calls_tools_and_models(language):
     env = rlm(language)
     example = env.dataset("train")[0]
     rollout = await env.rollout(scripted(f"call_{language}_repl", CELLS[language]), example)
@@ -97,7 +97,7 @@ SESSIONS = {
 
 
 @pytest.mark.parametrize("tool", SESSIONS)
-async def test_commands_of_a_rollout_run_in_one_sandbox_that_ends_with_it(tool):
+async def test_commands_of_a_rollout_share_a_sandbox(tool):
     kind, argument, steps, long = SESSIONS[tool]
     rows = [{"question": "Count."}]
 
@@ -124,7 +124,7 @@ async def test_commands_of_a_rollout_run_in_one_sandbox_that_ends_with_it(tool):
     assert rollout.completion[1]["content"].endswith("Error: timed out after 1 s")
 
 
-async def test_a_model_that_fails_under_code_fails_the_rollout():
+async def test_a_model_error_in_code_fails_the_rollout():
     def answer(request):
         if request.messages[-1]["content"] == "one":
             raise RateLimited("slow down", retryable=True)
@@ -135,7 +135,7 @@ async def test_a_model_that_fails_under_code_fails_the_rollout():
 
 
 @pytest.mark.full
-async def test_code_that_takes_too_long_is_told_or_ends_the_rollout():
+async def test_code_that_takes_too_long_returns_an_error_or_ends_the_rollout():
     cells = ["while True: pass", "answer['ready'] = True"]
     rollout = await (env := rlm("python", code_execution_timeout=1)).rollout(
         scripted("call_python_repl", cells), env.dataset("train")[0]
@@ -146,7 +146,7 @@ async def test_code_that_takes_too_long_is_told_or_ends_the_rollout():
     assert rollout.failure.boundary == "tool"
 
 
-def test_what_an_rlm_cannot_do_is_said():
+def test_unsupported_features_of_an_rlm_are_reported():
     rows = [{"question": "?", "answer": ""}]
     with pytest.raises(ValueError, match="does not summarize"):
         RLMEnv(dataset=rows, enable_summarization=True)
@@ -189,7 +189,7 @@ async def test_tools_of_an_mcp_server_are_offered_and_called():
     assert made._thread.loop.is_closed()
 
 
-def test_a_server_that_does_not_start_is_told():
+def test_a_server_that_does_not_start_is_reported():
     server = {"name": "gone", "command": sys.executable, "args": ["-c", "print('no')"]}
     with pytest.raises(vf.InfraError, match="`gone` is not available"):
         vf.MCPEnv(mcp_servers=[server], dataset=[{"question": "?", "answer": "0"}])
@@ -229,7 +229,7 @@ def textarena(monkeypatch):
     return library
 
 
-async def test_a_word_game_is_played_with_the_rows_word(textarena):
+async def test_a_word_game_uses_the_word_of_the_row(textarena):
     parser = vf.XMLParser(["guess"], answer_field="guess")
     env = AdaptedEnvironment(
         vf.TextArenaEnv(num_train_examples=6, num_eval_examples=2, parser=parser, feedback_fn=str.upper)
@@ -245,7 +245,7 @@ async def test_a_word_game_is_played_with_the_rows_word(textarena):
     ]  # fmt: skip
 
 
-def test_a_game_without_its_data_or_its_word_is_told(textarena):
+def test_a_game_without_its_data_or_word_is_reported(textarena):
     def fail(name):
         raise LookupError(f"Resource {name} not found.")
 
@@ -277,7 +277,7 @@ class Judge:
         return type("Answer", (), {"choices": [type("Choice", (), {"message": message})()]})()
 
 
-async def test_a_judge_is_asked_where_the_rule_says_no():
+async def test_a_judge_is_called_if_the_rule_rejects_the_answer():
     from wander_compat.verifiers.rubrics.hybrid_math_rubric import HybridMathRubric
 
     rubric = HybridMathRubric(
@@ -294,7 +294,7 @@ async def test_a_judge_is_asked_where_the_rule_says_no():
     assert (await env.rollout(ScriptedClient(["3"]), env.dataset("train")[0])).reward == 0.0
 
 
-def test_rows_that_are_drawn_unseeded_are_the_same_in_every_load(tmp_path):
+def test_unseeded_random_rows_are_equal_in_every_load(tmp_path):
     (tmp_path / "drawn.py").write_text(
         "import random\n\nimport verifiers as vf\n\n\n"
         "def load_environment(seed=None):\n"

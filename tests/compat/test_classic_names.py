@@ -47,7 +47,7 @@ def package(folder: Path, name: str, source: str, python: str = ">=3.10") -> Pat
 LOADER = "\n\ndef load_environment():\n    return vf.SingleTurnEnv()\n"
 
 
-def test_packages_are_told_by_what_they_use(script, tmp_path, capsys, monkeypatch):
+def test_packages_are_classified_by_what_they_use(script, tmp_path, capsys, monkeypatch):
     package(tmp_path, "whole", "import verifiers as vf\nfrom verifiers.types import State" + LOADER)
     package(tmp_path / "copy", "whole", "import verifiers as vf\nfrom verifiers.types import State" + LOADER)
     package(tmp_path, "lacks", "import verifiers as vf\nx = vf.NoSuchThing.inner" + LOADER, "<3.5")
@@ -71,13 +71,13 @@ def test_packages_are_told_by_what_they_use(script, tmp_path, capsys, monkeypatc
     assert found["newer"]["library"] == "verifiers.v1"
 
 
-def test_a_folder_without_packages_is_told(script, tmp_path, capsys, monkeypatch):
+def test_a_folder_without_packages_is_reported(script, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["classic_names", str(tmp_path)])
     assert script.main() == 1
     assert "no package for the classic API" in capsys.readouterr().err
 
 
-def test_a_signature_is_filtered_and_the_function_kept():
+def test_arguments_are_filtered_by_signature():
     serve_imports()
     from verifiers.envs.stateful_tool_env import filter_signature
 
@@ -92,7 +92,7 @@ def test_a_signature_is_filtered_and_the_function_kept():
     assert filter_signature(add, []) is add
 
 
-def test_small_helpers_do_what_the_releases_do(tmp_path, monkeypatch):
+def test_small_functions_behave_like_in_the_releases(tmp_path, monkeypatch):
     serve_imports()
     from verifiers.types import ClientConfig
     from verifiers.utils.client_utils import load_prime_config, resolve_client_config, setup_openai_client
@@ -143,7 +143,7 @@ def test_small_helpers_do_what_the_releases_do(tmp_path, monkeypatch):
         ("envs.experimental.no_such_env.NoSuchEnv", "missing"),
     ],
 )
-def test_names_that_packages_took_from_deep_paths_are_found_there(script, name, state):
+def test_names_imported_from_deep_paths_exist(script, name, state):
     assert script.look_up(f"verifiers.{name}") == state
 
 
@@ -158,7 +158,7 @@ RENTED = [
 
 
 @pytest.mark.parametrize("name", RENTED)
-def test_a_name_that_needs_a_rented_machine_can_be_imported_and_says_what_it_needs(name):
+def test_names_that_need_a_rented_machine_explain_what_is_missing(name):
     serve_imports()
     module, _, attribute = name.partition(":")
     found = getattr(importlib.import_module(module), attribute)
@@ -193,7 +193,7 @@ def test_an_error_of_a_rented_sandbox_can_be_caught():
     assert caught == [InfraError]
 
 
-async def test_a_package_loads_unless_it_uses_such_a_name(tmp_path):
+async def test_a_package_loads_unless_it_uses_an_unsupported_name(tmp_path):
     source = """
 import verifiers as vf
 from verifiers.envs.experimental.composable import ComposableEnv, Harness
@@ -217,7 +217,7 @@ def load_environment(agent: bool = False) -> vf.Environment:
         load_path(tmp_path / "rented.py", agent=True)
 
 
-def test_the_library_of_openai_is_loaded_by_who_uses_its_types():
+def test_the_openai_library_is_imported_only_if_its_types_are_used():
     code = (
         "import sys, verifiers as vf\n"
         "from verifiers.types import State\n"

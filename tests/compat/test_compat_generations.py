@@ -54,7 +54,7 @@ async def test_first_generation_gets_pairs_dictionaries_and_its_keys():
     assert rollout.metrics == {"right": 1.0, "num_turns": 3.0}
 
 
-async def test_overridden_is_completed_does_not_escape_max_turns():
+async def test_an_overridden_is_completed_does_not_exceed_max_turns():
     class Endless(classic.FirstGeneration):
         def is_completed(self, messages, state, **kwargs):
             return False
@@ -64,14 +64,14 @@ async def test_overridden_is_completed_does_not_escape_max_turns():
     assert rollout.stop_reason == "max_turns_reached"
 
 
-async def test_rollout_of_columns_and_direct_calls_of_the_client_are_turns():
+async def test_direct_calls_of_the_client_are_recorded_as_turns():
     rollout = await played(classic.env_of(classic.OwnRollout), ["a", "b", "0"])
     assert rollout.failure is None
     assert [turn.message["content"] for turn in rollout.turns] == ["a", "b", "0"]
     assert rollout.reward == 1.0
 
 
-async def test_second_generation_stops_by_its_marked_condition():
+async def test_second_generation_stops_at_its_decorated_condition():
     rollout = await played(classic.env_of(classic.SecondGeneration), ["a", "b", "0"])
     assert contents(rollout) == ["a", "1 left after a", "b", "0 left after b", "0"]
     assert rollout.stop_reason == "nothing_left"
@@ -84,7 +84,7 @@ async def test_third_generation_gets_message_classes():
     assert [message["role"] for message in rollout.completion] == ["assistant", "user", "assistant", "user"]
 
 
-async def test_global_random_depends_on_the_rollout_alone():
+async def test_global_random_depends_only_on_the_rollout():
     env = AdaptedEnvironment(classic.env_of(classic.GlobalRandom, max_turns=3))
     first, second = env.dataset("train")[0], env.dataset("train")[1]
     alone = await env.rollout(ScriptedClient(["a"] * 3), first)
@@ -100,7 +100,7 @@ async def test_global_random_depends_on_the_rollout_alone():
     assert contents(other) != contents(alone)
 
 
-async def test_an_exception_is_the_rollouts_failure_with_what_was_said():
+async def test_an_exception_fails_the_rollout_and_keeps_its_messages():
     class Broken(classic.SecondGeneration):
         async def env_response(self, messages, state, **kwargs):
             raise KeyError("no such thing")
@@ -112,7 +112,7 @@ async def test_an_exception_is_the_rollouts_failure_with_what_was_said():
     assert rollout.reward is None
 
 
-async def test_a_model_error_is_the_models_and_nothing_is_scored():
+async def test_a_model_error_has_the_model_boundary_and_is_not_scored():
     class Refuses(ScriptedClient):
         async def complete(self, request):
             raise RateLimited("too many requests", retryable=True)
@@ -134,7 +134,7 @@ def call(name: str, arguments: str, number: int = 0) -> dict:
     }
 
 
-async def test_tools_are_called_and_their_errors_told():
+async def test_tools_are_called_and_their_errors_reported():
     env = classic.env_of(vf.ToolEnv, tools=[classic.double, classic.broken])
     replies = [call("double", '{"x": 4}'), call("broken", '{"x": 4}'), call("double", "{no"), "0"]
     rollout = await played(env, replies)
@@ -147,7 +147,7 @@ async def test_tools_are_called_and_their_errors_told():
     assert rollout.stop_reason == "no_tools_called"
 
 
-async def test_the_model_is_shown_the_tools_in_openais_form():
+async def test_the_model_gets_tools_in_the_openai_format():
     seen = []
 
     def script(request):
@@ -164,13 +164,13 @@ async def test_the_model_is_shown_the_tools_in_openais_form():
     assert seen[0].sampling.given() == {"temperature": 0.5}
 
 
-async def test_a_tool_error_that_stops_is_the_tools():
+async def test_a_tool_error_that_stops_has_the_tool_boundary():
     env = classic.env_of(vf.ToolEnv, tools=[classic.broken], stop_errors=[ValueError])
     rollout = await played(env, [call("broken", '{"x": 1}')])
     assert rollout.failure.boundary == "tool"
 
 
-async def test_a_tool_environment_of_the_first_generation_unpacks_its_base():
+async def test_first_generation_tool_environments_unpack_their_base_class():
     class Older(vf.ToolEnv):
         async def env_response(self, messages, state, **kwargs):
             answers, state = await super().env_response(messages, state, **kwargs)
@@ -186,7 +186,7 @@ async def test_a_tool_environment_of_the_first_generation_unpacks_its_base():
     assert rollout.metrics["total_tool_calls"] == 2.0
 
 
-async def test_stateful_tools_get_what_the_model_may_not_give():
+async def test_stateful_tools_get_hidden_arguments():
     def add(x: int, secret: int) -> int:
         """Add."""
         return x + secret
@@ -227,7 +227,7 @@ def right_twice(completion, answer) -> float:
     return 2.0 * (completion[-1]["content"] == answer)
 
 
-def test_environments_are_made_in_any_thread():
+def test_environments_are_created_in_any_thread():
     made = []
     thread = threading.Thread(target=lambda: made.append(classic.env_of(vf.SingleTurnEnv)))
     thread.start()
@@ -254,7 +254,7 @@ async def test_rows_of_every_shape_become_examples():
     assert seen == [({"x": 1}, {"k": [1]}, "s", 0)]
 
 
-async def test_an_author_may_use_the_plain_private_names():
+async def test_private_names_that_authors_use_are_available():
     class Own(vf.ToolEnv):
         _turns = _conversation = _sources = _built = _offer = _told = _reset = "the author's"
 
@@ -271,6 +271,6 @@ def await_examples(env):
     return env.dataset("eval").examples()
 
 
-def test_an_environment_without_rows_is_refused():
+def test_an_environment_without_rows_is_rejected():
     with pytest.raises(ValueError, match="dataset"):
         vf.SingleTurnEnv(rubric=vf.Rubric())

@@ -77,7 +77,7 @@ def runs(pid: int) -> bool:
     return False
 
 
-def test_a_program_has_its_folder_variables_arguments_output_and_status(forker, tmp_path):
+def test_a_forked_program_gets_folder_variables_and_arguments(forker, tmp_path):
     (tmp_path / "given.py").write_text(
         "import os, sys\nprint(os.getcwd(), os.environ['WORD'], sys.argv[1:])\nsys.exit('it failed')\n"
     )
@@ -99,7 +99,7 @@ def test_output_and_errors_of_a_program_share_a_file(forker, tmp_path):
     assert (tmp_path / "log").read_text() == "before\n0\n1\n2\n3\n"
 
 
-def test_what_a_program_leaves_running_does_not_hold_its_output(forker):
+def test_child_processes_do_not_keep_the_output_open(forker):
     nothing = "stdin=-3, stdout=-3, stderr=-3, close_fds=False"
     code = f"import subprocess; subprocess.Popen(['sleep', '50'], {nothing})"
     began = time.monotonic()
@@ -107,7 +107,7 @@ def test_what_a_program_leaves_running_does_not_hold_its_output(forker):
     assert time.monotonic() - began < 45
 
 
-def test_a_program_ends_with_its_client_and_takes_along_what_it_started(forker, tmp_path):
+def test_a_program_and_its_children_end_with_the_client(forker, tmp_path):
     noted = tmp_path / "pids"
     code = (
         "import os, signal, subprocess, sys, time\n"
@@ -137,7 +137,7 @@ answer = [done.stdout, done.stderr, done.returncode]
         assert await answered(environment, code) == ["1\n", "2\n", 1]
 
 
-def test_a_client_that_is_killed_while_it_asks_costs_nothing_but_itself(forker):
+def test_a_client_killed_during_a_request_affects_no_others(forker):
     assert start(forker, "-c", "print(1)").communicate(timeout=60)[0] == "1\n"
     for sent in (b"", (100).to_bytes(4, "big") + b"{"):
         with connect(forker._socket) as client:

@@ -80,7 +80,7 @@ def played(python: Path, case: Published, folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.module}-{case.release}")
-def test_rollouts_and_rewards_are_those_of_the_real_release(pythons, tmp_path, case):
+def test_rollouts_and_rewards_equal_those_of_the_real_release(pythons, tmp_path, case):
     theirs = played(pythons[case.release], case, tmp_path)
     ours = played(pythons["ours"], case, tmp_path)
     assert len(theirs) == case.count

@@ -30,7 +30,7 @@ def make_rows(*ids: int | None) -> TaskRows:
     [((7, 3), ["7", "3"]), ((None, None), ["0", "1"]), ((5, 5), ["0", "1"])],
     ids=["named", "nameless", "named alike"],
 )
-def test_tasks_become_examples_with_ids_of_their_own(ids, shown):
+def test_tasks_become_examples_with_their_own_ids(ids, shown):
     rows = make_rows(*ids)
     examples = rows.examples()
     assert [each.example_id for each in examples] == shown

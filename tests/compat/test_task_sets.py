@@ -82,7 +82,7 @@ async def test_a_conversation_is_scored_and_replayed(opened):
     assert "the metric broke" in broken.failure.message
 
 
-async def test_what_the_model_fails_at_is_the_models(opened):
+async def test_model_errors_have_the_model_boundary(opened):
     class Fails(ScriptedClient):
         async def complete(self, request):
             raise (RateLimited("too many") if request.rollout_id == "0/0" else ContextOverflow("too long"))
@@ -150,18 +150,18 @@ async def test_a_task_that_needs_a_container_is_played_in_a_box(opened, request,
     assert (nothing.failure, nothing.reward) == (None, 0.0)
 
 
-async def test_the_sandbox_is_blamed_if_there_is_no_image(opened):
+async def test_a_missing_image_has_the_sandbox_boundary(opened):
     env = await opened("repairs_v1", image="localhost/wander-test-missing:1")
     rollout = await env.rollout(ScriptedClient(["done"]), (await env.examples("eval"))[0])
     assert (rollout.reward, rollout.failure.boundary) == (None, "sandbox")
 
 
-async def test_a_program_that_would_be_installed_in_the_box_is_refused(opened):
+async def test_programs_that_install_themselves_in_the_box_are_rejected(opened):
     with pytest.raises(LoadError, match="installs its program"):
         await opened("repairs_v1", harness="codex")
 
 
-async def test_settings_that_the_library_refuses_are_told(opened):
+async def test_settings_rejected_by_the_library_are_reported(opened):
     with pytest.raises(LoadError, match="by_heart_v1"):
         await opened("by_heart_v1", nothing=1)
 

@@ -79,7 +79,7 @@ def call_the_tool(name: str, messages: list[dict]) -> str | bytes:
 
 
 @pytest.mark.parametrize(("name", "release"), RELEASES.items())
-def test_a_task_set_of_each_release_goes_from_import_to_a_replayed_row(machine, name, release):
+def test_a_task_set_of_each_release_is_imported_played_and_replayed(machine, name, release):
     folder = SETS / name.replace("-", "_")
     done = machine.wander("env", "import", "path", folder, "--out", machine.home / name)
     assert (done["library"], done["kind"], done["examples"]) == ("verifiers.v1", "taskset", 3)

@@ -58,7 +58,7 @@ def test_every_field_of_the_run_record_is_documented(record):
     assert sorted(fields - known) == []
 
 
-def test_the_settings_file_that_is_shown_is_understood(tmp_path):
+def test_the_documented_settings_file_is_valid(tmp_path):
     shown = next(block for block in blocks(ROOT / "docs/cli.md") if block.file == "settings.toml")
     (tmp_path / "settings.toml").write_text(shown.text)
     settings = load_settings(environ={"WANDER_CONFIG_DIR": str(tmp_path)})
@@ -66,7 +66,7 @@ def test_the_settings_file_that_is_shown_is_understood(tmp_path):
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda file: file.stem)
-def test_training_settings_in_examples_are_understood(file):
+def test_documented_training_settings_are_valid(file):
     if (phases := read_phases(file)) is not None:
         assert [phase.kind for phase in phases] == ["rollouts", "model", "sft", "grpo"]
         return
@@ -75,7 +75,7 @@ def test_training_settings_in_examples_are_understood(file):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     links = [
         child.attrs["href"]
         for token in MarkdownIt().parse(page.read_text())
@@ -86,12 +86,12 @@ def test_links_lead_somewhere(page):
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-def test_the_map_of_agents_fits_a_screenful_or_two():
+def test_agents_md_is_short():
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 150
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_is_short_and_says_when_it_would_fall(page):
+def test_a_decision_is_short_and_names_what_would_change_it(page):
     text = page.read_text()
     assert len(text.splitlines()) <= 40
     headings = re.findall(r"(?m)^## (.*)$", text)
@@ -100,7 +100,7 @@ def test_a_decision_is_short_and_says_when_it_would_fall(page):
     assert f"({page.name})" in (ROOT / "docs/decisions/README.md").read_text(), "list it"
 
 
-def test_the_first_screen_of_the_readme_is_the_loop():
+def test_the_readme_starts_with_the_complete_loop():
     text = (ROOT / "README.md").read_text()
     fences = [token for token in MarkdownIt().parse(text) if token.type == "fence"]
     loop = next(token for token in fences if token.info.startswith("console"))
@@ -122,7 +122,7 @@ def test_the_settings_in_examples_are_those_of_the_demo():
     assert teacher in (ROOT / "examples/tictactoe/sft.toml").read_text()
 
 
-def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+def test_messages_on_the_troubleshooting_page_exist_in_the_code():
     """Every quoted message, with `...` for what changes, stands in one text of the sources."""
     texts = [text for room in ("sdk", "client", "hub") for text in texts_of(ROOT / room)]
     messages = list(quoted_messages(ROOT / "docs/troubleshooting.md"))

@@ -9,7 +9,7 @@ from wander_hub.web.docs.library import list_pages
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def test_the_menu_leads_to_every_page():
+def test_the_menu_links_to_every_page():
     files = {file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md")}
     assert set(list_pages()) == {file.removesuffix(".md").removesuffix("/README") for file in files}
 

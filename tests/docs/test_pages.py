@@ -100,7 +100,7 @@ def test_every_block_of_the_page_runs(page_run, request):
         page_run.run(block)
 
 
-def test_every_page_but_tables_shows_something_to_run():
+def test_every_page_except_tables_has_code_to_run():
     assert {page.stem for page in PAGES if not blocks(page)} == WITHOUT_BLOCKS
 
 
@@ -124,7 +124,7 @@ def test_commands_and_options_that_do_not_exist_are_found():
     assert [unknown_parts(words) for words in commands(line)] == [["--paint"], [], ["wander", "nope"]]
 
 
-def test_blocks_that_do_not_run_hold_install_lines_alone():
+def test_blocks_that_are_not_run_contain_only_installation_commands():
     lines = [
         (str(block), line)
         for page in PAGES
@@ -136,7 +136,7 @@ def test_blocks_that_do_not_run_hold_install_lines_alone():
     assert [row for row in lines if not row[1].startswith(INSTALL_LINES)] == []
 
 
-def test_steps_and_their_output_are_told_apart():
+def test_commands_and_their_output_are_distinguished():
     text = "$ wander one \\\n    --two\n  shown\n\n$ wander three\n"
     assert steps(text) == [Step("wander one \\\n    --two", ["  shown"]), Step("wander three", [])]
 

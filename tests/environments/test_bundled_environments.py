@@ -91,7 +91,7 @@ def mean(rollouts: list[Rollout]) -> float:
     return sum(rollout.reward for rollout in rollouts) / len(rollouts)
 
 
-def test_each_is_found_by_its_distributions_name(project):
+def test_each_environment_is_found_by_its_distribution_name(project):
     assert project["name"] in installed_environments()
     info = load_environment(project["name"]).info
     assert info.name == project["name"]
@@ -101,11 +101,11 @@ def test_each_is_found_by_its_distributions_name(project):
     assert importlib.metadata.version(project["name"]) == project["version"]
 
 
-def test_each_is_loaded_from_its_folder(project):
+def test_each_environment_is_loaded_from_its_folder(project):
     assert load_path(project["folder"], num_examples=2).info.train_examples == 2
 
 
-def test_each_refuses_arguments_that_make_no_sense(project):
+def test_each_environment_rejects_invalid_arguments(project):
     with pytest.raises(ConfigError, match="num_examples"):
         load_environment(project["name"], num_examples=0)
 
@@ -143,7 +143,7 @@ def test_processes_and_hash_seeds_do_not_matter():
     assert sorted(json.loads(answers[0])) == INSTALLED
 
 
-async def test_the_expert_earns_much_and_the_random_player_little(project):
+async def test_the_expert_earns_more_than_the_random_player(project):
     """What they earn replays bit for bit."""
     count = 2 if project["folder"].name in SLOW else 12
     best, worst = [await played(project, player(project, kind), count) for kind in ("expert", "random")]
@@ -155,7 +155,7 @@ async def test_the_expert_earns_much_and_the_random_player_little(project):
         assert [getattr(first, name) for name in kept] == [getattr(second, name) for name in kept]
 
 
-async def test_the_easy_setting_shows_examples_that_mislead_no_player(project):
+async def test_the_easy_setting_shows_usable_examples(project):
     easy = project["easy"]
     (one,) = await played(project, player(project, "expert"), 1, **easy)
     asked = [message for message in one.prompt if message["role"] == "assistant"]
@@ -165,14 +165,14 @@ async def test_the_easy_setting_shows_examples_that_mislead_no_player(project):
 
 
 @pytest.mark.parametrize("reply", ["", "I do not know.", "<answer></answer><guess></guess>", "done"])
-async def test_form_alone_earns_nothing(project, reply):
+async def test_correct_format_without_content_earns_nothing(project, reply):
     if project["folder"].name == "mcp_files":
         pytest.skip("its rewards are those of wiki_search, and each reply starts a server")
     floor = 0.1 if project["folder"].name == "tictactoe" else 0.0
     assert max(each.reward for each in await played(project, ScriptedClient([reply] * 20), 3)) <= floor
 
 
-def test_no_prompt_holds_the_answer_and_no_answer_is_in_the_other_split(project):
+def test_prompts_do_not_contain_answers_and_splits_do_not_overlap(project):
     env = load_environment(project["name"])
     for example in env.dataset("eval").examples(0, 40):
         said = "\n".join(message_text(message) for message in example.prompt)
@@ -181,7 +181,7 @@ def test_no_prompt_holds_the_answer_and_no_answer_is_in_the_other_split(project)
 
 
 @pytest.mark.full
-async def test_the_reference_runs_play_again_to_the_same_record(project):
+async def test_the_reference_runs_replay_exactly(project):
     runs = sorted(run for run in (project["folder"] / "reference").iterdir() if run.is_dir())
     assert {"expert", "random"} <= {run.name for run in runs}
     if not load_environment(project["name"]).info.deterministic:
@@ -195,7 +195,7 @@ async def test_the_reference_runs_play_again_to_the_same_record(project):
 
 @needs_reasoning_gym
 @pytest.mark.full
-def test_the_tables_say_what_the_reference_runs_came_to():
+def test_readme_tables_match_the_reference_runs():
     spec = importlib.util.spec_from_file_location("catalogue", FOLDER.parent / "scripts" / "catalogue.py")
     catalogue = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(catalogue)
@@ -204,6 +204,6 @@ def test_the_tables_say_what_the_reference_runs_came_to():
 
 
 @pytest.mark.full
-def test_each_passes_every_check(project):
+def test_each_environment_passes_every_check(project):
     report = check_environment(project["folder"])
     assert [each for each in report.checks if each.status not in ("pass", "skip")] == []

@@ -28,7 +28,7 @@ async def test_the_teacher_calls_the_tools(shown: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("largest", [3, 30])
-def test_a_new_question_has_a_number_that_no_known_one_has(largest: int) -> None:
+def test_new_questions_have_unused_numbers(largest: int) -> None:
     asked: dict[str, list[set[str]]] = {}
     for numbers in ("all", "known", "new"):
         environment = load_path(FOLDER, num_examples=200, largest=largest, numbers=numbers)
@@ -43,6 +43,6 @@ def test_a_new_question_has_a_number_that_no_known_one_has(largest: int) -> None
 
 
 @pytest.mark.parametrize("wrong", [{"largest": 2}, {"num_examples": 0}])
-def test_questions_that_cannot_be_made_are_refused(wrong: dict[str, int]) -> None:
+def test_impossible_questions_are_rejected(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="give num_examples >= 1 and largest >= 3"):
         load_path(FOLDER, **wrong)

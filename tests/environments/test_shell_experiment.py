@@ -33,6 +33,6 @@ def test_no_two_questions_about_a_file_have_the_same_answer() -> None:
         assert len({numbers[0], numbers[-1], min(numbers), max(numbers)}) == 4
 
 
-def test_files_that_cannot_be_made_are_refused() -> None:
+def test_impossible_files_are_rejected() -> None:
     with pytest.raises(ConfigError, match="give num_examples >= 1"):
         load_path(FOLDER, num_examples=0)

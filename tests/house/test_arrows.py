@@ -47,7 +47,7 @@ def rooms(sources) -> Iterator[tuple[str, str, str, int]]:
                 yield room, source.path, module, line
 
 
-def test_the_arrows_hold(sources):
+def test_imports_between_distributions_follow_the_rules(sources):
     crossed = [
         f"{path}:{line} imports {module}"
         for room, path, module, line in rooms(sources)
@@ -57,7 +57,7 @@ def test_the_arrows_hold(sources):
     assert crossed == []
 
 
-def test_the_hub_reads_only_wire_models_and_aggregates_of_the_sdk(sources):
+def test_the_hub_imports_only_allowed_modules_of_the_sdk(sources):
     crossed = [
         f"{path}:{line} imports {module}"
         for room, path, module, line in rooms(sources)
@@ -69,7 +69,7 @@ def test_the_hub_reads_only_wire_models_and_aggregates_of_the_sdk(sources):
     assert crossed == []
 
 
-def test_python_is_parsed_by_one_thread_at_a_time(sources):
+def test_only_one_thread_parses_python_at_a_time(sources):
     """`repl_child` is a program with one thread."""
     loose = [
         f"{source.path}: {line.strip()}"

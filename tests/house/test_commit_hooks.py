@@ -50,7 +50,7 @@ def test_good_files_are_committed(repository):
         ("large.bin", "0" * 201 * 1024, "large-files"),
     ],
 )
-def test_what_is_refused(repository, name, content, hook):
+def test_bad_files_are_not_committed(repository, name, content, hook):
     (repository / name).write_text(content)
     done = hooks(repository)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -45,7 +45,7 @@ def test_the_hub_and_its_workers_are_started_with_options_that_they_take():
         assert {word for word in words if word.startswith("--")} <= known
 
 
-def test_the_image_is_made_of_what_there_is():
+def test_the_image_uses_existing_files():
     lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
     copied = [line.split()[1] for line in lines if line.startswith("COPY") and "--from" not in line]
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
@@ -110,7 +110,7 @@ def test_the_chart_makes_objects_that_a_cluster_can_drain_restart_and_watch(tmp_
     assert more["Ingress hub"]["spec"]["ingressClassName"] == "nginx"
 
 
-def test_compose_believes_the_gateway_of_its_own_network():
+def test_compose_trusts_only_the_gateway_of_its_network():
     compose = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
     (network,) = compose["networks"]["default"]["ipam"]["config"]
     assert network["gateway"] in compose["services"]["hub"]["environment"]["FORWARDED_ALLOW_IPS"]

@@ -113,7 +113,7 @@ def test_versions_agree(members):
                 assert str(row.specifier) == f"=={version}", f"{member.name}: pin {row.name}"
 
 
-def test_environments_depend_on_the_sdk_and_on_no_more_of_ours_but_integrations(members):
+def test_environments_depend_only_on_the_sdk_and_integrations(members):
     environments = [member for member in members if member.is_environment]
     assert {member.folder.name for member in environments} >= {"reverse_text", "tictactoe"}
     for member in environments:
@@ -154,7 +154,7 @@ def test_every_declared_distribution_is_locked(members, root):
         pytest.param("environments/*", marks=pytest.mark.full),
     ],
 )
-def test_every_distribution_builds_a_wheel_of_its_package_alone(pattern, members, root, tmp_path):
+def test_every_wheel_contains_only_its_package(pattern, members, root, tmp_path):
     chosen = [member for member in members if member.folder.relative_to(root).match(pattern)]
     assert chosen
     for member in chosen:

@@ -78,7 +78,7 @@ def test_a_command_without_torch_loads_little_more_than_the_help(tmp_path, monke
     assert {line: number for line, number in more.items() if number > MOST_MORE} == {}
 
 
-def test_importing_takes_little_more_than_pydantic_alone():
+def test_importing_takes_little_longer_than_pydantic():
     pydantic = min(probe("pydantic.main,asyncio")["seconds"] for _ in range(3))
     wander = min(probe("wander")["seconds"] for _ in range(3))
     assert wander < 4 * pydantic, f"`import wander` {wander:.3f} s, pydantic and asyncio {pydantic:.3f} s"

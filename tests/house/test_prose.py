@@ -66,7 +66,7 @@ def prose(sources, root) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", PHRASES)
-def test_no_text_has_a_phrase_that_stops_a_reader(prose, name):
+def test_no_text_has_a_banned_phrase(prose, name):
     phrase = re.compile(PHRASES[name], re.MULTILINE)
     found = [
         f"{place}: {' '.join(text[max(0, hit.start() - 40) : hit.end() + 30].split())}"
@@ -90,7 +90,7 @@ def test_descriptions_begin_with_a_verb_or_a_noun(sources):
     assert found == []
 
 
-def test_the_patterns_find_what_they_are_for():
+def test_the_patterns_find_their_examples():
     bad = [
         "the user is told why",
         "built anew",

@@ -1,6 +1,6 @@
 """What users may import: names and signatures change on purpose, or not at all.
 
-When `test_the_names_are_those_on_record` fails, a public name or signature changed. If that was meant, run
+When `test_public_names_match_the_record` fails, a public name or signature changed. If that was meant, run
 `make names` and commit `tests/house/public_names.txt`.
 """
 
@@ -16,14 +16,14 @@ from public_names import NAMESPACES, RECORD, exported, listing
 MOST = 40
 
 
-def test_the_names_are_those_on_record():
+def test_public_names_match_the_record():
     recorded, now = RECORD.read_text().splitlines(), listing().splitlines()
     changes = [line for line in difflib.unified_diff(recorded, now, "recorded", "now", lineterm="", n=0)]
     assert changes == [], "run `make names` if this is meant:\n" + "\n".join(changes)
 
 
 @pytest.mark.parametrize("module", NAMESPACES)
-def test_a_namespace_stays_small_and_holds_what_it_names(module):
+def test_a_namespace_is_small_and_has_every_listed_name(module):
     names = exported(module)
     assert len(names) <= MOST
     assert len(set(names)) == len(names)
@@ -51,7 +51,7 @@ def test_the_reference_shows_every_namespace(root):
 IMPORT = re.compile(r"(?m)^ *from (wander(?:_client|_integrations)?(?:\.[a-z_.]+)?) import ([^#\n(]+)")
 
 
-def test_what_users_read_imports_public_names_alone(root):
+def test_docs_and_examples_import_only_public_names(root):
     """The docs, the packages that `new` and `env export` write, and the bundled environments."""
     texts = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
     texts += sorted((root / "client/wander_client/templates").rglob("*.txt"))

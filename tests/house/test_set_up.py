@@ -51,7 +51,7 @@ def test_variables_win_over_the_file(set_up, monkeypatch, tmp_path):
     assert ("--find-links", "/from-the-file") not in given
 
 
-def test_a_machine_without_an_index_asks_none(set_up, monkeypatch, tmp_path):
+def test_a_machine_without_an_index_requests_no_index(set_up, monkeypatch, tmp_path):
     pip_configuration(monkeypatch, tmp_path / "pip.conf", ["no-index = true", "find-links = /wheels"])
     assert "--no-index" in set_up.index_arguments()
 
@@ -73,7 +73,7 @@ def test_the_members_are_the_distributions_of_the_workspace(set_up, members):
     assert all("vllm" not in set_up.extras(member) for member in set_up.members())
 
 
-def test_a_machine_without_a_compiler_does_without_what_needs_one(set_up, monkeypatch, tmp_path, capfd):
+def test_without_a_compiler_compiled_packages_are_skipped(set_up, monkeypatch, tmp_path, capfd):
     compiler = tmp_path / "cc"
     compiler.touch(mode=0o755)
     (tmp_path / "Python.h").touch()
@@ -97,7 +97,7 @@ def test_a_machine_without_a_compiler_does_without_what_needs_one(set_up, monkey
     assert set_up.fingerprint() != before, "a compiler that is installed later is noticed"
 
 
-def test_a_python_that_is_set_up_is_left_alone(set_up, monkeypatch, tmp_path, capfd):
+def test_a_finished_setup_is_not_repeated(set_up, monkeypatch, tmp_path, capfd):
     stamp = tmp_path / "stamp"
     stamp.write_text(set_up.fingerprint())
     monkeypatch.setattr(set_up, "STAMP", stamp)
@@ -106,7 +106,7 @@ def test_a_python_that_is_set_up_is_left_alone(set_up, monkeypatch, tmp_path, ca
     assert capfd.readouterr().out == ""
 
 
-def test_a_step_that_fails_is_named_and_leaves_no_stamp(set_up, monkeypatch, tmp_path, capfd):
+def test_a_failed_step_is_named_and_repeated(set_up, monkeypatch, tmp_path, capfd):
     def fails(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", "")
 

@@ -57,7 +57,7 @@ def test_no_module_is_too_long(sources, allowed):
     assert judge(found, {(row["path"],): row["lines"] for row in allowed["module"]}) == []
 
 
-def test_no_folder_holds_too_many_modules(sources):
+def test_no_folder_has_too_many_modules(sources):
     paths = [Path(source.path) for source in sources if not source.is_test]
     packages = [path for path in paths if "wander" in path.parts[1] and path.name != "__init__.py"]
     held = Counter(path.parent for path in packages)
@@ -76,7 +76,7 @@ def test_no_function_is_too_long(sources, allowed):
     assert judge(found, {(row["path"], row["name"]): row["lines"] for row in allowed["function"]}) == []
 
 
-def test_the_judge_finds_tails_unused_rows_and_slack():
+def test_the_size_check_finds_violations_and_unused_exceptions():
     assert judge({("a",): 90}, {}) == ["a has 90 lines"]
     assert judge({("a",): 90}, {("a",): 90}) == []
     assert judge({("a",): 91}, {("a",): 90}) == ["a has 91 lines"]
@@ -103,7 +103,7 @@ def test_no_namespace_exports_too_many_names(sources):
     assert {path: count for path, count in found.items() if count > EXPORTED_NAMES} == {}
 
 
-def test_no_module_is_named_for_nothing(sources):
+def test_no_module_has_a_meaningless_name(sources):
     vague = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py", "manager.py"}
     assert [source.path for source in sources if source.path.rsplit("/", 1)[-1] in vague] == []
 

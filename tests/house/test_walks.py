@@ -20,7 +20,7 @@ def test_the_page_names_files_that_exist():
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_no_journey_enters_more_files_than_its_bound():
+def test_no_journey_enters_more_files_than_allowed():
     script = [sys.executable, ROOT / "scripts" / "walks.py", "--check"]
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

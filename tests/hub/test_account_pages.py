@@ -31,7 +31,7 @@ async def send(client: Any, which: str, /, **fields: Any) -> Any:
     return await form(client, f"/account/forms/{which}", **fields)
 
 
-async def test_a_token_is_made_shown_once_and_revoked(hub, alice):
+async def test_a_token_is_created_shown_once_and_revoked(hub, alice):
     made = await send(alice, "token", name="ci <b>", scopes=["read", "publish"], days="7", target="alice")
     assert made.status_code == 200, made.text
     secret = re.search(r"wnd_\w+", made.text)[0]
@@ -50,7 +50,7 @@ async def test_a_token_is_made_shown_once_and_revoked(hub, alice):
         ]
 
 
-async def test_a_form_of_another_page_or_of_nobody_changes_nothing(hub, alice):
+async def test_forged_and_anonymous_forms_change_nothing(hub, alice):
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {}):
         answer = await alice.post(
             "/account/forms/token", data={"name": "x", "scopes": "read"}, headers=headers
@@ -69,7 +69,7 @@ async def test_a_form_of_another_page_or_of_nobody_changes_nothing(hub, alice):
     assert (other.status_code, "Nothing was changed" in other.text) == (403, True)
 
 
-async def test_a_refused_form_comes_back_with_what_was_typed(hub, alice):
+async def test_a_rejected_form_keeps_its_input(hub, alice):
     typed = {"name": 'ci "<b>"', "scopes": ["results", "publish"], "days": "never", "target": "alice"}
     lost = await send(alice, "token", **typed, back="//elsewhere.test")
     assert (lost.status_code, "elsewhere" in lost.text) == (422, False)
@@ -102,7 +102,7 @@ async def test_a_refused_form_comes_back_with_what_was_typed(hub, alice):
         assert (odd.status_code, "<h1>Nothing was changed</h1>" in odd.text) == (came.status_code, True)
 
 
-async def test_owners_invite_and_invited_people_answer(hub, alice):
+async def test_owners_invite_people_who_accept_or_decline(hub, alice):
     assert (await send(alice, "organization", name="lab")).status_code == 303
     page = await alice.get("/lab/settings")
     assert page.status_code == 200
@@ -157,7 +157,7 @@ async def see_to_a_webhook(alice: Any, settings: str) -> None:
         assert (await nobody.get(here, headers=HTML)).headers["location"].startswith("/login?next=")
 
 
-async def test_an_environment_is_seen_to_on_its_page(hub, alice):
+async def test_an_environment_is_managed_on_its_page(hub, alice):
     await hub.publish()
     back, at = "/alice/reverse-text/settings", {"at_owner": "alice", "at_name": "reverse-text"}
     page = await alice.get(back)
@@ -200,7 +200,7 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (stale.status_code, "was renamed" in stale.text) == (409, True)
 
 
-async def test_settings_are_sections_beside_a_menu(hub, alice):
+async def test_settings_are_sections_next_to_a_menu(hub, alice):
     await hub.publish()
     for here in ("/account", "/alice/settings", "/alice/reverse-text/settings"):
         menu = (await alice.get(here)).text.partition('class="side-menu"')[2].partition("</nav>")[0]
@@ -217,7 +217,7 @@ async def test_settings_are_sections_beside_a_menu(hub, alice):
     assert asked.status_code == 403
 
 
-async def test_keys_and_publishers_are_added_and_taken_back(hub, alice):
+async def test_keys_and_publishers_are_added_and_removed(hub, alice):
     public = base64.b64encode(bytes(range(32))).decode()
     assert "No signing keys yet" in (await alice.get("/account/keys")).text
     assert (await send(alice, "key", name="laptop <b>", public_key="short")).status_code == 422
@@ -273,7 +273,7 @@ async def test_a_run_is_hidden_shown_and_withdrawn_on_its_page(hub, alice, run_o
     assert f'<a href="{page}">' in log
 
 
-async def test_a_password_and_a_second_factor_are_changed_on_the_page_alone(hub, alice):
+async def test_password_and_second_factor_are_changed_only_on_the_page(hub, alice):
     back, new = "/account/password", "eight red bottles fell"
     stolen, other = browser(hub), browser(hub)
     stolen.cookies.update(alice.cookies)
@@ -311,7 +311,7 @@ async def test_a_password_and_a_second_factor_are_changed_on_the_page_alone(hub,
         await one.aclose()
 
 
-async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub, run_of):
+async def test_administrators_manage_the_hub_on_its_pages(hub, run_of):
     give_password(hub, "admin", "bob")
     manifest, rollouts = run_of(await hub.publish(), reward=0.5)
     assert (await hub.post_run(manifest, rollouts)).status_code == 201

@@ -50,7 +50,7 @@ async def changed_by(hub, method: str, path: str, body=None, user: str = "alice"
     assert answer.status_code < 300, answer.text
 
 
-async def test_a_page_is_drawn_once_until_something_changes(hub, run_of, make_wheel):
+async def test_a_page_is_rendered_again_only_after_a_change(hub, run_of, make_wheel):
     sha256 = await hub.publish()
     first = await hub.get(PAGE, headers=HTML)
     held = HTML | {"If-None-Match": first.headers["etag"]}
@@ -82,7 +82,7 @@ async def test_a_page_is_drawn_once_until_something_changes(hub, run_of, make_wh
     assert (await hub.get(PAGE, headers=HTML | {"If-None-Match": tag})).status_code == 404
 
 
-async def test_the_same_page_is_another_for_whoever_is_signed_in_or_asks_otherwise(hub):
+async def test_cached_pages_depend_on_user_and_headers(hub):
     await hub.publish()
     anonymous = await hub.get(PAGE, headers=HTML)
     tags = {anonymous.headers["etag"]}
@@ -104,13 +104,13 @@ async def test_the_same_page_is_another_for_whoever_is_signed_in_or_asks_otherwi
 
 
 @pytest.mark.parametrize("path", ["/login", "/nothing/here", "/account", "/health"])
-async def test_what_is_not_a_page_for_everybody_is_never_shared(hub, path):
+async def test_only_public_pages_are_cached(hub, path):
     for _ in range(2):
         answer = await hub.get(path, headers=HTML)
         assert "s-maxage" not in answer.headers.get("cache-control", "")
 
 
-async def test_what_pages_do_not_show_changes_no_tag(hub):
+async def test_changes_that_pages_do_not_show_keep_the_entity_tag(hub):
     await hub.publish()
     before = revision(hub)
     await hub.client.post("/api/v1/tokens", json={"name": "more", "scopes": ["read"]}, headers=hub.auth())
@@ -118,7 +118,7 @@ async def test_what_pages_do_not_show_changes_no_tag(hub):
     assert revision(hub) == before
 
 
-def test_a_transaction_that_is_rolled_back_counts_for_nothing(hub):
+def test_a_rolled_back_transaction_invalidates_nothing(hub):
     before = revision(hub)
     with hub.database.write() as session:
         session.execute(text("UPDATE users SET admin = NOT admin"))
@@ -137,7 +137,7 @@ def test_every_table_that_is_not_shown_exists():
     assert sorted(_UNSHOWN_TABLES - known) == []
 
 
-async def test_kept_pages_take_a_bounded_memory(hub, monkeypatch):
+async def test_cached_pages_use_limited_memory(hub, monkeypatch):
     await hub.publish()
     monkeypatch.setattr(anonymous, "_MOST_BYTES", 40_000)
     plain = HTML | {"Accept-Encoding": "identity"}

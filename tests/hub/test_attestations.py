@@ -95,7 +95,7 @@ async def begun(hub: Any, headers: dict[str, str], package: AttestedPackage) -> 
     return StagedUpload(hub.client, headers, files, VERSIONS, answer.json()["id"], answer)
 
 
-async def test_a_staged_upload_brings_attestations_too(hub, trusted, package):
+async def test_a_staged_upload_includes_attestations(hub, trusted, package):
     spoiled = json.loads(package.publish)
     spoiled["envelope"]["signature"] = spoiled["envelope"]["signature"][::-1]
     refused = await hub.client.post(VERSIONS, json=session_of(package, json.dumps(spoiled)), headers=trusted)
@@ -111,7 +111,7 @@ async def test_a_staged_upload_brings_attestations_too(hub, trusted, package):
     assert page["files"][0]["provenance"].endswith("/provenance")
 
 
-async def test_a_staged_upload_of_who_is_no_trusted_publisher_is_told(hub, package):
+async def test_attestations_of_a_staged_upload_without_a_trusted_publisher_are_reported(hub, package):
     upload = await begun(hub, hub.auth(), package)
     await upload.send_all()
     (warning,) = [one for one in (await upload.finalize()).json()["warnings"] if "attest" in one["code"]]
@@ -119,7 +119,7 @@ async def test_a_staged_upload_of_who_is_no_trusted_publisher_is_told(hub, packa
     assert (await hub.get(PROVENANCE)).status_code == 404
 
 
-async def test_a_false_attestation_refuses_the_upload(hub, trusted, package):
+async def test_an_invalid_attestation_rejects_the_upload(hub, trusted, package):
     spoiled = json.loads(package.publish)
     spoiled["envelope"]["signature"] = spoiled["envelope"]["signature"][::-1]
     for stated in (json.dumps([spoiled]), "[{}]", "{}", "[", f"[{','.join([package.publish] * 11)}]"):
@@ -131,7 +131,7 @@ async def test_a_false_attestation_refuses_the_upload(hub, trusted, package):
     assert kept.status_code == 404, "nothing is kept"
 
 
-async def test_attestations_of_who_is_no_trusted_publisher_are_passed_over(hub, package):
+async def test_attestations_without_a_trusted_publisher_are_ignored(hub, package):
     fields = {"attestations": f"[{package.publish}]"}
     answer = await hub.upload(package.body, package.filename, fields=fields)
     assert answer.status_code == 200, answer.text
@@ -141,7 +141,7 @@ async def test_attestations_of_who_is_no_trusted_publisher_are_passed_over(hub, 
     assert (await hub.get(PROVENANCE)).json()["code"] == "no_provenance"
 
 
-async def test_a_private_file_s_provenance_is_for_its_readers(hub, trusted, package):
+async def test_provenance_of_a_private_file_is_private(hub, trusted, package):
     fields = {"attestations": f"[{package.publish}]", "wander_visibility": "private"}
     answer = await hub.upload(package.body, package.filename, headers=trusted, fields=fields)
     assert answer.status_code == 200, answer.text
@@ -157,7 +157,7 @@ async def test_a_private_file_s_provenance_is_for_its_readers(hub, trusted, pack
         ({"job_workflow_ref": f"{REPOSITORY}/.github/workflows/other.yml@refs/tags/v1"}, "match"),
     ],
 )
-def test_an_attestation_of_another_workflow_is_refused(package, changes, said):
+def test_an_attestation_of_another_workflow_is_rejected(package, changes, said):
     stated = f"[{package.publish}]"
     good = verification.verify_attestations(stated, package.filename, digest(package), PROVED)
     assert good.provenance is not None
@@ -165,14 +165,14 @@ def test_an_attestation_of_another_workflow_is_refused(package, changes, said):
         verification.verify_attestations(stated, package.filename, digest(package), {**PROVED, **changes})
 
 
-def test_an_attestation_of_another_file_is_refused(package):
+def test_an_attestation_of_another_file_is_rejected(package):
     stated = f"[{package.publish}]"
     for name, sha256 in ((package.filename, "0" * 64), ("other-0.0.19.tar.gz", digest(package))):
         with pytest.raises(verification.HubProblem, match="subject does not match"):
             verification.verify_attestations(stated, name, sha256, PROVED)
 
 
-def test_without_the_extra_attestations_are_passed_over(monkeypatch):
+def test_without_the_extra_attestations_are_ignored(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pypi_attestations", None)
     found = verification.verify_attestations("[{}]", "a-1.tar.gz", "0" * 64, PROVED)
     assert found.provenance is None

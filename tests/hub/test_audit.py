@@ -32,7 +32,7 @@ async def keep_busy(hub, run_of) -> list[str]:
     return [made.json()["token"], "hunter2", *hub.tokens.values()]
 
 
-async def test_what_was_done_is_told_to_owners_and_administrators(hub, run_of):
+async def test_owners_and_administrators_see_the_audit_log(hub, run_of):
     await keep_busy(hub, run_of)
     found = (await hub.get("/api/v1/owners/alice/audit", headers=hub.auth())).json()["data"]
     told = [(one["action"], one["actor"], one["target"]) for one in reversed(found)]
@@ -58,14 +58,14 @@ async def test_what_was_done_is_told_to_owners_and_administrators(hub, run_of):
         assert (await hub.get(path)).status_code == 401
 
 
-async def test_an_owner_is_told_of_an_environment_that_began_with_a_staged_upload(hub, make_wheel):
+async def test_a_first_staged_upload_is_in_the_audit_log(hub, make_wheel):
     spec = make_wheel()
     await published(hub.client, hub.auth(), {spec.wheel_name: spec.build()}, name=spec.name, version="0.1.0")
     (told,) = (await hub.get("/api/v1/owners/alice/audit", headers=hub.auth())).json()["data"]
     assert (told["action"], told["target"]) == ("version.publish", "alice/reverse-text@0.1.0")
 
 
-async def test_it_is_filtered_paged_and_exported(hub, run_of):
+async def test_the_audit_log_is_filtered_paged_and_exported(hub, run_of):
     secrets = await keep_busy(hub, run_of)
 
     async def actions(**asked: str | int) -> list[str]:
@@ -93,7 +93,7 @@ async def test_it_is_filtered_paged_and_exported(hub, run_of):
     assert not [one for one in secrets if one in lines]
 
 
-async def test_where_a_stranger_was_is_not_told_to_an_owner(hub, run_of):
+async def test_owners_do_not_see_addresses_of_other_users(hub, run_of):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts, user="bob")).status_code == 201
     path = "/api/v1/owners/alice/audit"
@@ -106,14 +106,14 @@ async def test_where_a_stranger_was_is_not_told_to_an_owner(hub, run_of):
     assert all(one["address"] for one in everything)
 
 
-async def test_nobody_changes_or_deletes_an_entry(hub):
+async def test_audit_entries_cannot_be_changed_or_deleted(hub):
     await hub.publish()
     for statement in ("UPDATE audit SET actor = 'eve'", "DELETE FROM audit"):
         with pytest.raises(DBAPIError, match="only added to"), hub.database.engine.begin() as connection:
             connection.execute(text(statement))
 
 
-async def test_what_changes_nothing_is_not_told(hub, make_wheel, run_of):
+async def test_requests_that_change_nothing_are_not_audited(hub, make_wheel, run_of):
     spec = make_wheel()
     manifest, rollouts = run_of(await hub.publish(spec))
     for _ in range(2):
@@ -124,7 +124,7 @@ async def test_what_changes_nothing_is_not_told(hub, make_wheel, run_of):
     assert [one["action"] for one in found] == ["run.post", "version.publish"]
 
 
-def test_the_command_line_is_told_of_and_prints_it(sqlite_alone, tmp_path):
+def test_commands_are_audited_and_print_the_audit_log(sqlite_alone, tmp_path):
     folder = ["--data", str(tmp_path)]
     runner = CliRunner()
     for words in (["migrate"], ["user", "add", "ada"]):

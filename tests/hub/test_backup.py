@@ -61,7 +61,7 @@ async def pages(client: httpx.AsyncClient) -> dict[str, bytes]:
     return found
 
 
-async def test_a_copy_made_under_load_comes_back_the_same(
+async def test_a_backup_made_under_load_is_restored_exactly(
     hub, run_of, make_wheel, tmp_path, database_kind, request
 ):
     manifest, rollouts = run_of(await hub.publish())
@@ -103,7 +103,7 @@ async def test_a_copy_made_under_load_comes_back_the_same(
                 assert sent.status_code == 200, "tokens are good, and new rows get new numbers"
 
 
-async def test_a_copy_of_the_last_schema_before_the_release_comes_back(hub, run_of, tmp_path, request):
+async def test_a_backup_with_the_previous_schema_is_restored(hub, run_of, tmp_path, request):
     """It has a table and a column more, and leaves values out that this release derives."""
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
@@ -138,7 +138,7 @@ async def test_a_copy_of_the_last_schema_before_the_release_comes_back(hub, run_
     assert again[PAGES[1]] == before[PAGES[1]]
 
 
-async def test_one_that_was_killed_goes_on_and_a_spoiled_one_is_refused(hub, run_of, tmp_path, monkeypatch):
+async def test_a_killed_backup_resumes_and_a_damaged_one_is_rejected(hub, run_of, tmp_path, monkeypatch):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     storage, folder = hub.client._transport.app.state.storage, tmp_path / "backup"
@@ -184,7 +184,7 @@ def counts(database: Database) -> dict[str, int]:
 
 
 @pytest.mark.full
-async def test_the_commands_copy_every_table_and_refuse_one_that_they_do_not_know(hub, run_of, tmp_path):
+async def test_backups_contain_every_table_and_reject_unknown_ones(hub, run_of, tmp_path):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     variables = os.environ | {"WANDER_HUB_DATABASE_URL": hub.database.url}
@@ -220,13 +220,13 @@ async def test_the_commands_copy_every_table_and_refuse_one_that_they_do_not_kno
         back_up(hub.database, hub.client._transport.app.state.storage, tmp_path / "backup")
 
 
-def test_the_command_knows_every_table_without_the_rest_of_the_hub(database):
+def test_backup_knows_every_table_without_importing_the_hub(database):
     told = "from wander_hub.operation import backup; print(*backup.Base.metadata.tables)"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert set(counts(database)) - {"alembic_version"} == set(done.stdout.split())
 
 
-async def test_what_is_damaged_or_not_finished_stays_behind_and_all_else_comes(hub, tmp_path, folder_alone):
+async def test_damaged_and_unfinished_uploads_are_left_out_of_a_backup(hub, tmp_path, folder_alone):
     sha256, folder = await hub.publish(), tmp_path / "backup"
     storage = hub.client._transport.app.state.storage
     upload = await StagedUpload.begin(hub.client, hub.auth(), {WHEEL_NAME: wheel_of()})

@@ -86,7 +86,7 @@ def ranks(board: dict) -> list[tuple[str, int, int]]:
     return [(row["model"], row["rank_low"], row["rank_high"]) for row in board["rows"]]
 
 
-async def test_posting_again_moves_no_row(posted):
+async def test_posting_again_does_not_move_a_row(posted):
     first = await posted.run("often", 16)
     other = await posted.run("seldom", 2)
     before = (await posted.board())["rows"]
@@ -102,7 +102,7 @@ async def test_posting_again_moves_no_row(posted):
     assert (detail["best_model"], detail["best_reward"]) == ("often", 0.8)
 
 
-async def test_a_level_tells_what_it_does_not_prove(posted):
+async def test_a_level_shows_what_it_does_not_prove(posted):
     run_id = await posted.run("<b>a</b>", 5)
     posted.give(run_id, "replayed")
     place = "/alice/reverse-text/leaderboard"
@@ -120,7 +120,7 @@ async def test_a_level_tells_what_it_does_not_prove(posted):
     assert "sort=reward" in sorted_by[0]
 
 
-async def test_nobody_moves_the_row_of_another_account(posted):
+async def test_no_account_can_move_the_row_of_another(posted):
     await posted.run("new-model", 18)
     before = (await posted.board())["rows"]
     await posted.run("new-model", 0, user="bob")
@@ -129,7 +129,7 @@ async def test_nobody_moves_the_row_of_another_account(posted):
     assert after[:1] == [before[0] | {"rank_high": 1}]
 
 
-async def test_a_withdrawn_run_keeps_its_turn_until_an_owner_hides_it(posted):
+async def test_a_withdrawn_run_still_counts_as_first_until_hidden(posted):
     unlucky = await posted.run("a", 2)
     lucky = await posted.run("a", 19)
     await posted.run("b", 10)
@@ -154,7 +154,7 @@ async def test_a_withdrawn_run_keeps_its_turn_until_an_owner_hides_it(posted):
     )
 
 
-async def test_a_board_all_of_whose_first_runs_are_withdrawn_has_no_row(posted, make_wheel):
+async def test_a_board_with_only_withdrawn_first_runs_is_empty(posted, make_wheel):
     first = await posted.run("a", 2)
     await posted.run("a", 3)
     await posted.hub.client.delete(
@@ -168,7 +168,7 @@ async def test_a_board_all_of_whose_first_runs_are_withdrawn_has_no_row(posted, 
     assert (await posted.board())["versions"] == []
 
 
-async def test_a_run_takes_its_turn_when_everybody_can_see_it(posted):
+async def test_a_run_counts_from_the_time_it_becomes_public(posted):
     kept = await posted.run("a", 19)
     shown = await posted.run("a", 5)
     with posted.hub.database.write(
@@ -187,7 +187,7 @@ async def test_a_run_takes_its_turn_when_everybody_can_see_it(posted):
     assert [row["run_id"] for row in (await posted.board(runs="all", sort="posted"))["rows"]] == [kept, shown]
 
 
-async def test_filters_leave_rows_out_and_change_no_rank(posted):
+async def test_filters_hide_rows_without_changing_ranks(posted):
     await posted.run("org/Qwen3-4B", 20)
     low = await posted.run("org/Llama-8B", 1)
     prices = {"prices": {"prompt": 1.0, "completion": 2.0}}
@@ -208,7 +208,7 @@ async def test_filters_leave_rows_out_and_change_no_rank(posted):
     assert wrong.status_code == 422
 
 
-async def test_cost_decides_among_runs_of_equal_rank_only(posted):
+async def test_cost_only_orders_runs_of_equal_rank(posted):
     def spent(price):
         return {"prices": {"prompt": price, "completion": price}}
 
@@ -225,7 +225,7 @@ async def test_cost_decides_among_runs_of_equal_rank_only(posted):
 
 
 @pytest.mark.parametrize("sort", ["reward", "posted", "tokens", "cost"])
-async def test_pages_hold_every_row_once(posted, sort):
+async def test_pages_contain_every_row_once(posted, sort):
     runs = [await posted.run(f"m{number % 3}", number // 2, of=6) for number in range(8)]
     whole = (await posted.board(runs="all", sort=sort))["rows"]
     assert sorted(row["run_id"] for row in whole) == sorted(runs)
@@ -255,14 +255,14 @@ async def test_another_token_limit_is_another_board(posted):
 
 
 @pytest.mark.parametrize("odd", [5, 7, 64, 4097, 10**9])
-async def test_an_odd_limit_of_tokens_makes_no_first_board(posted, odd):
+async def test_an_unusual_token_limit_is_not_the_first_board(posted, odd):
     await posted.run("a", 1, sampling={"max_tokens": odd})
     await posted.run("b", 1)
     board = await posted.board()
     assert (board["max_tokens"], [one["max_tokens"] for one in board["others"]]) == (None, [odd])
 
 
-async def test_a_leaderboard_lists_models_of_other_boards_once_and_says_why(posted):
+async def test_a_board_lists_models_that_are_only_on_other_boards(posted):
     await posted.run("a", 9)
     for model, ones in (("a", 1), ("b", 2)):
         await posted.run(model, ones, sampling={"max_tokens": 64})
@@ -300,7 +300,7 @@ async def test_another_opponent_is_another_board(posted):
     assert "scripted:own:optimal" in page.text
 
 
-async def test_owners_hide_a_run_only_with_a_reason_that_all_can_read(posted):
+async def test_hiding_a_run_requires_a_public_reason(posted):
     best = await posted.run("cheat", 20)
     await posted.run("honest", 10)
     path = f"/api/v1/runs/{best}/hiding"
@@ -328,7 +328,7 @@ async def test_owners_hide_a_run_only_with_a_reason_that_all_can_read(posted):
     assert board["hidden"] == []
 
 
-async def test_owners_arrange_a_board(posted):
+async def test_owners_choose_the_columns_of_a_board(posted):
     await posted.run("a", 3)
     await posted.run("b", 5)
     await posted.run("b", 5, of=4 + 4, sampling={"max_tokens": 9})
@@ -381,7 +381,7 @@ async def test_history_shows_the_leading_rows_by_time(posted):
         (10 * 86_400, ["2026-11-29", "2026-12-09"]),
     ],
 )
-def test_the_axis_of_a_history_never_says_one_thing_twice(seconds, labels):
+def test_axis_labels_of_a_history_are_unique(seconds, labels):
     first = datetime(2026, 11, 29, 12, tzinfo=UTC)
     times = (first, first + timedelta(seconds=seconds))
     dots = tuple(charts.HistoryDot("a", "m", 0.5, one) for one in times)
@@ -401,7 +401,7 @@ async def test_a_new_version_starts_a_new_board_and_names_the_old(posted, make_w
     assert (old["best_model"], old["best_reward"]) == ("a", 0.25)
 
 
-async def test_metrics_have_the_interval_that_such_a_reward_has(posted):
+async def test_metrics_have_the_same_interval_as_an_equal_reward(posted):
     run_id = await posted.run("a", 5)
     (row,) = (await posted.board())["rows"]
     assert row["metrics"]["lcs"] == row["reward_mean"] == 0.25
@@ -421,7 +421,7 @@ async def test_metrics_have_the_interval_that_such_a_reward_has(posted):
     assert ">95%<" in (await posted.hub.get(f"/runs/{run_id}", headers=HTML)).text
 
 
-async def test_csv_has_a_header_and_no_formulas(posted):
+async def test_csv_has_a_header_and_escapes_formulas(posted):
     await posted.run("=cmd|' /C calc'!A0", 5)
     await posted.run("plain", 4)
     answer = await posted.hub.get(BOARD + ".csv")
@@ -448,7 +448,7 @@ def test_a_column_without_a_cell_is_an_error():
         draw_table([make_board_row()], (0.0, 1.0), ["color"])
 
 
-def test_no_cell_of_text_begins_a_formula():
+def test_text_cells_cannot_start_a_formula():
     row = make_board_row()
     header, cells, without = csv_table([row, row.model_copy(update={"pass_rates": []})])
     found = dict(zip(header, cells, strict=True))
@@ -462,7 +462,7 @@ def test_no_cell_of_text_begins_a_formula():
 @pytest.mark.usefixtures("sqlite_alone")
 @pytest.mark.parametrize("showing", ["best", "all"])
 @pytest.mark.parametrize("sort", ["reward", "posted"])
-async def test_a_page_walks_an_index_and_sorts_nothing(posted, showing, sort):
+async def test_a_board_page_reads_an_index_without_sorting(posted, showing, sort):
     for number in range(4):
         await posted.run(f"m{number}", number, of=6)
     database, statements = posted.hub.database, []
@@ -478,7 +478,7 @@ async def test_a_page_walks_an_index_and_sorts_nothing(posted, showing, sort):
     assert "ix_board_entries" in steps[0] or "ix_board_entries" in " ".join(steps), steps
 
 
-async def test_owners_refuse_rescored_runs_on_a_board_and_take_them_back(posted):
+async def test_owners_exclude_and_readmit_rescored_runs(posted):
     """Also one that is rescored after they did, and replayed after that."""
     played, scored, later = [await posted.run(model, ones) for model, ones in (("a", 5), ("b", 9), ("c", 7))]
     posted.give(played, "replayed")
@@ -517,7 +517,7 @@ async def tiers(posted) -> dict[str, str]:
 ORDER = ["replayed", "rescored", "complete", "unverifiable"]
 
 
-async def test_what_replays_proved_ranks_before_any_reward(posted, tiers):
+async def test_replayed_runs_rank_above_higher_unverified_rewards(posted, tiers):
     board = await posted.board()
     assert [row["model"] for row in board["rows"]] == ORDER
     assert ranks(board) == [

@@ -52,7 +52,7 @@ class Sender:
 
 
 @pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
-async def test_what_was_kept_without_an_answer_is_there_once(hub, run_of, make_wheel, monkeypatch):
+async def test_a_commit_without_a_response_is_stored_once(hub, run_of, make_wheel, monkeypatch):
     sender = Sender(hub, make_wheel, run_of, await hub.publish())
     assert (await hub.client.post("/api/v1/webhooks", json=HOOK, headers=hub.auth())).status_code == 201
     dialect, until = hub.database.engine.dialect, [0]
@@ -94,7 +94,7 @@ async def test_what_was_kept_without_an_answer_is_there_once(hub, run_of, make_w
 
 
 @pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
-async def test_who_lost_the_database_deletes_no_object_any_more(hub, monkeypatch):
+async def test_objects_are_not_deleted_after_losing_the_database(hub, monkeypatch):
     storage, database = hub.client._transport.app.state.storage, hub.database
     loose, look = storage.put(io.BytesIO(b"nobody has it")), objects.in_use
 

@@ -38,7 +38,7 @@ async def show(hub, *runs, **headers):
     )
 
 
-async def test_the_page_says_what_the_command_does(hub, posted):
+async def test_the_compare_page_agrees_with_the_command(hub, posted):
     (first, before), (second, after) = posted
     text = (await show(hub, first["run_id"], second["run_id"])).text
     found = compare_runs(
@@ -60,7 +60,7 @@ async def test_the_page_says_what_the_command_does(hub, posted):
     assert text.count("<circle") >= 3, "a dot for each pair of means, and one in the interval"
 
 
-async def test_an_example_stands_side_by_side_message_by_message(hub, posted):
+async def test_both_rollouts_of_an_example_are_shown_side_by_side(hub, posted):
     (first, before), (second, after) = posted
     asked = [("run", first["run_id"]), ("run", second["run_id"]), ("example", "0")]
 
@@ -91,7 +91,7 @@ async def test_an_example_stands_side_by_side_message_by_message(hub, posted):
     assert "Select two to six runs" in (await look()).text
 
 
-async def test_a_leaderboard_and_a_run_lead_to_it(hub, posted):
+async def test_leaderboards_and_runs_link_to_the_comparison(hub, posted):
     board = (await hub.client.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert len(re.findall(r'<input type="checkbox" name="run" value="01JRUN', board)) == 2
     assert '<form action="/runs/compare">' in board
@@ -99,7 +99,7 @@ async def test_a_leaderboard_and_a_run_lead_to_it(hub, posted):
     assert 'action="/runs/compare"' in run
 
 
-async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of, monkeypatch):
+async def test_incomparable_runs_are_explained(hub, posted, make_wheel, run_of, monkeypatch):
     first = posted[0][0]["run_id"]
     for given in ([], [first], [first, first], [first, ""]):
         asked = await show(hub, *given)
@@ -123,7 +123,7 @@ async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of,
     assert (refused.status_code, "wander runs compare" in refused.text) == (413, True)
 
 
-async def test_a_withdrawn_run_is_compared_no_more(hub, posted):
+async def test_a_withdrawn_run_is_not_compared(hub, posted):
     runs = [one["run_id"] for one, _ in posted]
     assert (await show(hub, *runs)).status_code == 200
     gone = await hub.client.delete(f"/api/v1/runs/{runs[1]}", params={"reason": "x"}, headers=hub.auth())
@@ -133,7 +133,7 @@ async def test_a_withdrawn_run_is_compared_no_more(hub, posted):
         assert (answer.status_code, "was withdrawn" in answer.text) == (410, True)
 
 
-async def test_a_private_run_is_not_there_for_strangers(hub, posted):
+async def test_a_private_run_is_not_found_by_strangers(hub, posted):
     runs = [one["run_id"] for one, _ in posted]
     path = "/api/v1/environments/alice/reverse-text/visibility"
     assert (await hub.client.put(path, json={"private": True}, headers=hub.auth())).status_code == 200

@@ -27,7 +27,7 @@ def copied(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-async def test_a_crowd_on_one_environment(hub, run_of, make_wheel):
+async def test_many_users_work_on_one_environment(hub, run_of, make_wheel):
     wheel = await hub.publish()
     queue = TableQueue(hub.database, retry_seconds=0)
     client, alice, bob = hub.client, hub.auth(), hub.auth("bob")

@@ -41,7 +41,7 @@ def lab(hub):
     return hub
 
 
-async def test_who_is_disabled_is_nobody_from_now_on(lab, make_wheel):
+async def test_a_disabled_user_loses_access_immediately(lab, make_wheel):
     hub, spec = lab, make_wheel()
     await hub.publish(spec)
     async with browser(hub) as client:
@@ -76,7 +76,7 @@ async def test_who_is_disabled_is_nobody_from_now_on(lab, make_wheel):
     assert (await ask(hub, "GET", "/whoami", "alice")).json()["owners"] == ["alice", "bob", "lab"]
 
 
-async def test_who_is_removed_leaves_what_they_published_and_their_name(lab, make_wheel):
+async def test_a_removed_user_keeps_publications_and_name(lab, make_wheel):
     hub = lab
     await hub.publish(make_wheel())
     changed = (await ask(hub, "DELETE", "/users/alice")).json()
@@ -100,7 +100,7 @@ async def test_who_is_removed_leaves_what_they_published_and_their_name(lab, mak
     assert [(one.action, one.actor, one.target) for one in told] == [("user.remove", "admin", "alice")]
 
 
-async def test_an_administrator_and_an_owner_are_left(lab):
+async def test_the_last_administrator_and_owner_cannot_leave(lab):
     hub = lab
     for method, path in (("PUT", "/users/admin/disabled"), ("DELETE", "/users/admin")):
         refused = await ask(hub, method, path)
@@ -112,7 +112,7 @@ async def test_an_administrator_and_an_owner_are_left(lab):
     assert (left.status_code, left.json()["code"]) == (409, "last_owner"), "a disabled owner does not count"
 
 
-async def test_an_organization_is_handed_over_before_its_last_owner_goes(lab):
+async def test_the_last_owner_must_hand_over_an_organization(lab):
     hub, role = lab, {"role": "owner"}
     assert (await ask(hub, "PUT", "/owners/lab/members/bob", "alice", json=role)).status_code == 200
     leave = await ask(hub, "DELETE", "/owners/lab/members/alice", "alice")
@@ -156,7 +156,7 @@ def test_two_administrators_do_not_disable_each_other(hub):
         assert len(session.scalars(left).all()) == 1
 
 
-def test_the_command_says_what_it_leaves(lab, monkeypatch):
+def test_removing_a_user_prints_what_remains(lab, monkeypatch):
     monkeypatch.setenv("WANDER_HUB_DATABASE_URL", lab.database.url)
     monkeypatch.setenv("WANDER_HUB_DATA", str(lab.settings.data))
 

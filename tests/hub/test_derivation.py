@@ -98,7 +98,7 @@ async def test_an_interrupted_upgrade_continues(posted: Any, storage: Storage) -
     assert (numbers_of(posted), stale(posted)) == (before, 0)
 
 
-async def test_an_upgrade_that_ends_before_the_boards_continues(
+async def test_an_upgrade_interrupted_before_the_boards_continues(
     posted: Any, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = numbers_of(posted)

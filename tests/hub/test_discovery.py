@@ -55,7 +55,7 @@ async def names(hub: Any, query: str, user: str | None = None) -> list[str]:
     return [one["name"] for one in answer.json()["data"]]
 
 
-async def test_a_name_goes_before_a_summary_and_that_before_a_readme(filled):
+async def test_search_ranks_names_before_summaries_before_readmes(filled):
     assert await names(filled, "q=chess") == ["chess-endgames", "opening-book", "sums"]
     assert await names(filled, "q=alice/sums") == ["sums"]
     assert await names(filled, "q=number") == ["sums", "proofs"]  # `numbers`, and the README
@@ -65,7 +65,7 @@ async def test_a_name_goes_before_a_summary_and_that_before_a_readme(filled):
     assert await names(filled, "q=%22%29+OR+%28%2A") == await names(filled, "q=%26%7C%21%27") == []
 
 
-async def test_words_with_a_slip_are_found(filled):
+async def test_misspelled_words_are_found(filled):
     assert await names(filled, "q=ches") == ["chess-endgames", "opening-book"]  # beginnings, but of a README
     for slip in ("chses", "chexss", "cess", "chass"):
         assert "chess-endgames" in await names(filled, f"q={slip}")
@@ -74,7 +74,7 @@ async def test_words_with_a_slip_are_found(filled):
     assert await names(filled, "q=zzzz") == []
 
 
-async def test_filters_find_the_same_however_the_rows_are_found(filled, monkeypatch):
+async def test_filters_agree_on_every_query_path(filled, monkeypatch):
     for few in (0, 1, 500):
         for name, most in {"_FIRST": 1, "_FEW": few, "_WALKED": (1, 2)}.items():
             monkeypatch.setattr(browse, name, most)
@@ -145,7 +145,7 @@ async def test_filters_orders_and_pages(filled):
     assert '<option value="downloads" selected>' in page.text
 
 
-async def test_what_is_private_is_found_by_its_readers_alone_and_moves_nothing(filled):
+async def test_private_environments_are_found_only_by_their_readers(filled):
     queries = [
         "q=chess",
         "q=chses",
@@ -172,7 +172,7 @@ async def test_what_is_private_is_found_by_its_readers_alone_and_moves_nothing(f
     assert await names(filled, "q=opxning", "alice") == ["opening-book"]
 
 
-async def test_what_is_deleted_or_of_before_the_index(filled):
+async def test_deleted_and_unindexed_environments_are_handled(filled):
     with filled.database.write() as session:
         session.execute(text("DELETE FROM environment_search"))  # as in a copy that was brought back
     assert await names(filled, "q=chess") == []
@@ -184,7 +184,7 @@ async def test_what_is_deleted_or_of_before_the_index(filled):
     assert await names(filled, "q=chess") == ["opening-book", "sums"]
 
 
-async def test_downloads_are_counted_once_each_however_many_come_at_once(hub, make_wheel):
+async def test_simultaneous_downloads_are_each_counted_once(hub, make_wheel):
     spec = make_wheel()
     await hub.publish(spec)
     path = f"/alice/files/reverse-text/{spec.wheel_name}"
@@ -231,14 +231,14 @@ async def test_counters_of_several_processes_add_up_and_a_failed_write_loses_not
     assert (await hub.get(f"{ALL}/alice/reverse-text/downloads")).json()["total"] == 201
 
 
-async def test_a_cursor_of_before_all_time_is_refused(hub):
+async def test_a_cursor_with_an_impossible_date_is_rejected(hub):
     for order, value in (("updated", "0001-01-01T00:00:00+14:00"), ("newest", "9999-12-31T23:59:59-14:00")):
         cursor = base64.urlsafe_b64encode(json.dumps([order, value, 1]).encode()).decode()
         answer = await hub.get(ALL, params={"sort": order, "cursor": cursor})
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_cursor")
 
 
-async def test_used_by_names_what_needs_it_and_who_ran_it(filled, make_wheel, run_of):
+async def test_used_by_lists_dependents_and_users(filled, make_wheel, run_of):
     sha256 = await filled.publish(make_wheel())
     manifest, rollouts = run_of(
         sha256, reward=[0.0, 0.5, 1.0, 1.0, 1.0, 0.5], run_id="01RUN" + "0" * 21, model="tiny"
@@ -254,7 +254,7 @@ async def test_used_by_names_what_needs_it_and_who_ran_it(filled, make_wheel, ru
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_among_ten_thousand_what_is_found_is_what_was_asked(tmp_path):
+def test_search_works_among_ten_thousand_environments(tmp_path):
     script, out = Path(__file__).parents[2] / "benchmarks/discovery.py", tmp_path / "figures.json"
     subprocess.run(
         [sys.executable, script, "--sizes", "10000", "--times", "1", "--out", out], check=True, timeout=800

@@ -34,7 +34,7 @@ def anchors(body: str) -> set[str]:
     return {unescape(one) for one in re.findall(r'\bid="([^"]+)"', body)}
 
 
-def test_every_link_between_pages_leads_to_a_page_and_a_heading_of_it(library):
+def test_every_link_between_docs_pages_resolves(library):
     pages = {path: str(library.draw(path).body) for path in list_pages()}
     dead = []
     for path, body in pages.items():
@@ -49,7 +49,7 @@ def test_every_link_between_pages_leads_to_a_page_and_a_heading_of_it(library):
     assert not any("readme-" in body or ":::" in body for body in pages.values())
 
 
-def test_every_level_and_statistic_of_a_page_leads_to_a_heading_that_is_there(library):
+def test_every_term_on_a_page_links_to_an_existing_heading(library):
     places = [target.partition("#")[::2] for target in TERMS.values()]
     assert [one for one in places if one[1] and one[1] not in anchors(library.draw(one[0]).body)] == []
     told = "".join(file.read_text() for file in TEMPLATES.rglob("*.html"))
@@ -58,7 +58,7 @@ def test_every_level_and_statistic_of_a_page_leads_to_a_heading_that_is_there(li
     assert {*LEVEL_FACTS} <= {*TERMS}
 
 
-def test_of_many_who_ask_first_for_a_page_one_draws_it(library, monkeypatch):
+def test_simultaneous_first_requests_render_a_page_once(library, monkeypatch):
     drawing, real = [], docs.render
     monkeypatch.setattr(docs, "render", lambda *given: (drawing.append(1), time.sleep(0.05), real(*given))[2])
     fresh = Library(library._openapi)
@@ -67,7 +67,7 @@ def test_of_many_who_ask_first_for_a_page_one_draws_it(library, monkeypatch):
     assert (len(drawing), len({id(one) for one in pages})) == (1, 1)
 
 
-async def test_the_search_is_made_soon_after_the_start_and_no_page_waits_for_it(tmp_path, monkeypatch):
+async def test_the_docs_search_is_built_without_blocking_pages(tmp_path, monkeypatch):
     begun = asyncio.Event()
     monkeypatch.setattr(hub_app, "_SEARCH_SECONDS", 0)
     monkeypatch.setattr(Library, "prepare_search", lambda library: begun.set())
@@ -80,7 +80,7 @@ async def test_the_search_is_made_soon_after_the_start_and_no_page_waits_for_it(
         assert app.state.library.draw("cli").title
 
 
-def test_what_is_in_code_is_listed_from_code(library):
+def test_reference_pages_are_generated_from_code(library):
     commands = library.draw("api/commands").body
     assert "--num-examples" in commands
     assert "WANDER_HUB_READS_PER_MINUTE" in library.draw("self-hosting").body.partition("every-setting")[2]
@@ -91,7 +91,7 @@ def test_what_is_in_code_is_listed_from_code(library):
     assert "examples" in anchors(library.draw("api/hub").body)
 
 
-def test_words_find_sections_as_they_are_nearly_written(library):
+def test_docs_search_finds_misspelled_words(library):
     def first(query: str) -> str:
         return library.index.find(query)[0].address
 
@@ -108,7 +108,7 @@ def test_words_find_sections_as_they_are_nearly_written(library):
     assert not any("<code>" in one.excerpt for one in library.index.find("code"))
 
 
-async def test_a_page_has_its_place_its_contents_and_its_neighbors(hub):
+async def test_a_docs_page_has_breadcrumbs_contents_and_neighbors(hub):
     answer = await hub.get("/docs/verification", headers=HTML)
     assert answer.status_code == 200
     page = answer.text
@@ -124,7 +124,7 @@ async def test_a_page_has_its_place_its_contents_and_its_neighbors(hub):
     assert markdown.text.startswith("# Verification\n")
 
 
-async def test_the_contents_search_without_a_script(hub):
+async def test_the_docs_search_works_without_javascript(hub):
     page = (await hub.get("/docs", headers=HTML)).text
     assert '<form action="/docs/search"' in page
     missing = [path for path in list_pages() if f'href="/docs/{path}"' not in page]
@@ -136,7 +136,7 @@ async def test_the_contents_search_without_a_script(hub):
     assert "No pages match" in nothing.text
 
 
-async def test_the_documentation_says_who_reads_it_and_what_it_lacks(hub):
+async def test_missing_docs_pages_are_404_and_the_user_is_shown(hub):
     for path in ("/docs/no-such-page", "/docs/../settings.py", "/docs/decisions/../../pyproject"):
         answer = await hub.get(path, headers=HTML)
         assert answer.status_code == 404, path

@@ -17,7 +17,7 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize(("first", "normal", "odd"), SPELLINGS, ids=[first for first, _, _ in SPELLINGS])
-async def test_every_spelling_is_one_release(hub, make_wheel, run_of, first, normal, odd):
+async def test_every_spelling_of_a_version_is_one_release(hub, make_wheel, run_of, first, normal, odd):
     wheel = make_wheel(version=first)
     assert (await hub.upload(wheel.build(), wheel.wheel_name)).status_code == 200
     digest = hashlib.sha256(wheel.build()).hexdigest()
@@ -59,7 +59,7 @@ async def test_different_releases_stay_apart(hub, make_wheel):
 
 
 @pytest.mark.parametrize("spelling", ["one", "1.0 ", "1..0", "1.0*", "1.0/../2.0", "\u0661.0"])
-async def test_what_spells_no_version_finds_none(hub, make_wheel, spelling):
+async def test_an_invalid_version_is_not_found(hub, make_wheel, spelling):
     wheel = make_wheel(version="1.0")
     await hub.upload(wheel.build(), wheel.wheel_name)
     answer = await hub.get(f"{PATH}/versions/{spelling}")

@@ -86,7 +86,7 @@ async def board(hub: Any, run_of: Any) -> Board:
     return Board(hub, run_of, await hub.publish())
 
 
-async def test_the_same_answers_are_one_entry_and_keep_their_levels(board: Board) -> None:
+async def test_runs_with_equal_answers_are_folded_and_keep_their_levels(board: Board) -> None:
     first = await board.post(voice("a"))
     again = await board.post(voice("a"), user="bob")
     renamed = await board.post(voice("a"), model="GPT-5.5 Pro", user="bob")
@@ -110,7 +110,7 @@ async def test_the_same_answers_are_one_entry_and_keep_their_levels(board: Board
 @pytest.mark.parametrize(
     ("shared", "folded"), [(0, False), (1, False), (5, False), (6, True), (7, True), (12, True)]
 )
-async def test_half_of_the_completions_folds_and_less_does_not(
+async def test_runs_that_share_half_of_their_completions_are_folded(
     board: Board, shared: int, folded: bool
 ) -> None:
     def some(one: dict[str, Any]) -> str:
@@ -145,33 +145,33 @@ OTHER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", [*SAME, *OTHER])
-async def test_what_makes_another_answer(board: Board, how: str) -> None:
+async def test_differences_that_make_another_answer(board: Board, how: str) -> None:
     first = await board.post(spoken)
     second = await board.post((SAME | OTHER)[how], model="b", user="bob")
     assert await board.entries() == ({first: [second]} if how in SAME else {first: [], second: []})
 
 
-async def test_the_order_of_an_examples_rollouts_does_not_matter(board: Board) -> None:
+async def test_the_order_of_rollouts_of_an_example_does_not_matter(board: Board) -> None:
     first = await board.post(voice("a"))
     swapped = await board.post(lambda one: voice("a")({**one, "index": 1 - one["index"]}), model="b")
     assert await board.entries() == {first: [swapped]}
 
 
-async def test_signs_alone_are_answers_too(board: Board) -> None:
+async def test_answers_of_only_symbols_are_compared(board: Board) -> None:
     first = await board.post(lambda one: "<" if one["index"] else ">")
     second = await board.post(lambda one: "+" if one["index"] else "-", model="b")
     third = await board.post(lambda one: "<" if one["index"] else ">", model="c")
     assert await board.entries() == {first: [third], second: []}
 
 
-async def test_a_run_that_is_like_two_others_folds_neither(board: Board) -> None:
+async def test_a_run_similar_to_two_others_does_not_fold_them_together(board: Board) -> None:
     """Nobody folds two rivals together by a run that has half of each one's answers."""
     mine, rival = await board.post(voice("a")), await board.post(voice("b"), model="b", user="bob")
     bridge = await board.post(lambda one: voice("ab"[one["index"]])(one), model="bridge", user="bob")
     assert await board.entries() == {mine: [bridge], rival: []}
 
 
-async def test_other_protocols_and_private_runs_are_no_company(board: Board) -> None:
+async def test_other_protocols_and_private_runs_are_not_folded(board: Board) -> None:
     first = await board.post(voice("a"))
     await board.post(voice("a"), model="b", sampling={"max_tokens": 9})
     board.count += 1
@@ -198,7 +198,7 @@ async def test_other_protocols_and_private_runs_are_no_company(board: Board) -> 
     assert [one["run_id"] for one in shown[first]] == [hidden]
 
 
-async def test_the_earliest_stands_on_top_until_it_leaves(board: Board) -> None:
+async def test_the_earliest_run_leads_its_folded_row(board: Board) -> None:
     runs = [await board.post(voice("a"), model=f"m{n}") for n in range(4)]
     assert await board.entries() == {runs[0]: runs[1:]}
     path = f"/api/v1/runs/{runs[0]}/hiding"
@@ -211,7 +211,7 @@ async def test_the_earliest_stands_on_top_until_it_leaves(board: Board) -> None:
     assert board.faults() == []
 
 
-async def test_owners_of_a_board_with_short_answers_show_runs_one_by_one(board: Board) -> None:
+async def test_owners_can_unfold_boards_with_short_answers(board: Board) -> None:
     """Two honest models that know the answers to multiple-choice questions say the same."""
 
     def letters(wrong: str) -> Callable[[dict[str, Any]], str]:
@@ -289,7 +289,7 @@ posts_of_runs = st.lists(
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(posts_of_runs, st.lists(st.tuples(st.integers(0, 6), st.sampled_from(sorted(CHANGES))), max_size=5))
-async def test_a_board_folds_by_what_stands_on_it_whatever_came_before(
+async def test_folding_does_not_depend_on_the_order_of_events(
     board: Board, posts: list[Post], changes: list[tuple[int, str]]
 ) -> None:
     """A board made again from its runs is the one that grew run by run and change by change."""
@@ -326,7 +326,7 @@ def sample(rollouts: list[Rollout], per_example: int) -> list[int]:
     return collected.values()
 
 
-def test_of_a_large_run_so_many_are_kept_and_the_same_examples_of_each() -> None:
+def test_large_runs_keep_digests_of_the_same_examples() -> None:
     first = [rollout(str(n // 2), n % 2, f"a {n}") for n in range(20_000)]
     second = [rollout(str(n // 2), n % 2, f"{'a' if n % 4 < 2 else 'b'} {n}") for n in range(20_000)]
     one, other = sample(first, 2), sample(second[::-1], 2)

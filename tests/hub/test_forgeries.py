@@ -45,13 +45,13 @@ def post(room: ForgeryRoom, forgery: Forgery) -> tuple[Any, str]:
     return answer, run_id
 
 
-def test_the_table_holds_a_hundred_forgeries() -> None:
+def test_the_table_has_a_hundred_forgeries() -> None:
     assert len({one.name for one in FORGERIES}) == len(FORGERIES) >= 100
     assert (len(FIELDS) > 30, len(BODIES) > 5, len(LIKE_ANOTHER) > 5) == (True, True, True)
 
 
 @pytest.mark.parametrize("forgery", AT_THE_DOOR, ids=lambda one: one.name)
-def test_what_no_evaluation_writes_is_refused(room: ForgeryRoom, forgery: Forgery) -> None:
+def test_impossible_records_are_rejected(room: ForgeryRoom, forgery: Forgery) -> None:
     answer, run_id = post(room, forgery)
     assert 400 <= answer.status_code < 500, answer.text
     assert answer.json()["code"], "a reason that programs can read"
@@ -60,7 +60,7 @@ def test_what_no_evaluation_writes_is_refused(room: ForgeryRoom, forgery: Forger
 
 @pytest.mark.full
 @pytest.mark.parametrize("forgery", TAKEN_IN, ids=lambda one: one.name)
-def test_what_is_taken_in_ends_at_the_level_that_it_deserves(
+def test_accepted_forgeries_get_the_level_they_deserve(
     room: ForgeryRoom, judged: dict[str, tuple[Any, str]], forgery: Forgery
 ) -> None:
     answer, run_id = judged[forgery.name]
@@ -77,7 +77,7 @@ def test_what_is_taken_in_ends_at_the_level_that_it_deserves(
 
 
 @pytest.mark.full
-def test_no_forgery_stands_on_a_board(room: ForgeryRoom, judged: dict[str, tuple[Any, str]]) -> None:
+def test_no_forgery_is_ranked(room: ForgeryRoom, judged: dict[str, tuple[Any, str]]) -> None:
     assert honest(room)["level"] == "replayed", honest(room)["level_reason"]
     board = room.get("/api/v1/environments/admin/guess-env/leaderboard?runs=all&limit=100")
     stands = {row["run_id"] for row in board["rows"]}
@@ -87,7 +87,7 @@ def test_no_forgery_stands_on_a_board(room: ForgeryRoom, judged: dict[str, tuple
 
 
 @pytest.mark.full
-def test_what_tools_answered_proves_no_more_than_rescored(room: ForgeryRoom) -> None:
+def test_recorded_tool_outputs_prove_at_most_rescored(room: ForgeryRoom) -> None:
     """A run that says that its tests passed has the rewards that this gives, and the level that says so."""
     manifest, rollouts = room.play(live=True)
     assert {one["reward"] for one in rollouts} == {0.0}

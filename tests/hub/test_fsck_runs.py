@@ -73,7 +73,7 @@ DAMAGES = {
 }
 
 
-async def test_numbers_and_boards_are_made_anew(posted: Any, storage: Storage) -> None:
+async def test_fsck_rebuilds_numbers_and_boards(posted: Any, storage: Storage) -> None:
     good = (await posted.get(BOARD)).json()
     run = (await posted.get(f"/api/v1/runs/{BEST}")).json()
     assert findings(posted, storage) == []
@@ -94,7 +94,7 @@ async def test_numbers_and_boards_are_made_anew(posted: Any, storage: Storage) -
         assert (await posted.get(f"/api/v1/runs/{BEST}")).json() == run, damage
 
 
-async def test_a_run_that_is_not_that_of_its_digest_is_told_and_stays(posted: Any, storage: Storage) -> None:
+async def test_a_run_with_a_wrong_digest_is_reported_and_kept(posted: Any, storage: Storage) -> None:
     with posted.database.write(HUB) as session:
         session.execute(
             one_run(manifest=session.get_one(Run, BEST).manifest.replace('"seed": 7', '"seed": 8'))
@@ -103,7 +103,7 @@ async def test_a_run_that_is_not_that_of_its_digest_is_told_and_stays(posted: An
     assert findings(posted, storage) == [("run_changed", BEST)]
 
 
-async def test_a_run_whose_rollouts_are_lost_is_told_once(
+async def test_a_run_with_lost_rollouts_is_reported_once(
     posted: Any, storage: Storage, folder_alone: None
 ) -> None:
     with posted.database.read(HUB) as session:
@@ -112,7 +112,7 @@ async def test_a_run_whose_rollouts_are_lost_is_told_once(
     assert findings(posted, storage, repair=True) == [("object_missing", chunk.object_sha256)]
 
 
-async def test_the_order_of_rollouts_that_is_damaged_is_made_anew(
+async def test_a_damaged_order_of_rollouts_is_rebuilt(
     posted: Any, storage: Storage, folder_alone: None
 ) -> None:
     with posted.database.read(HUB) as session:
@@ -138,7 +138,7 @@ async def test_many_objects_are_compared_part_by_part(
     assert findings(posted, storage) == [("object_missing", one) for one in sorted(chunks)]
 
 
-async def test_quick_looks_at_no_run(posted: Any, storage: Storage) -> None:
+async def test_quick_mode_skips_runs(posted: Any, storage: Storage) -> None:
     with posted.database.write(HUB) as session:
         session.execute(one_run(reward_mean=0.99))
         session.execute(update(Environment).values(version_count=7))

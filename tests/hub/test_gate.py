@@ -34,7 +34,7 @@ def judged(case) -> None:
 
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.label)
-def test_a_bad_archive_is_refused_with_its_code(case):
+def test_a_bad_archive_is_rejected_with_its_code(case):
     with pytest.raises(HubProblem) as caught:
         judged(case)
     problem = caught.value
@@ -45,7 +45,7 @@ def test_a_bad_archive_is_refused_with_its_code(case):
 
 
 @pytest.mark.full
-async def test_the_hub_answers_each_as_a_problem_and_keeps_nothing(hub):
+async def test_the_hub_rejects_each_bad_archive_and_stores_nothing(hub):
     wrong = []
     for case in CORPUS:
         answer = await hub.upload(case.build(), case.filename, fields=case.fields)
@@ -58,14 +58,14 @@ async def test_the_hub_answers_each_as_a_problem_and_keeps_nothing(hub):
     assert list(hub.client._transport.app.state.storage.objects()) == []
 
 
-def test_labels_are_unique_and_every_rule_has_its_archives():
+def test_every_rule_has_bad_archives_with_unique_labels():
     labels = [case.label for case in CORPUS]
     assert len(set(labels)) == len(labels)
     flagged = {code for code, action in OPTIONAL.items() if action == "flag"}
     assert set(RULES) - {case.code for case in CORPUS} == ELSEWHERE | flagged
 
 
-def test_the_gate_and_the_table_name_the_same_codes():
+def test_the_upload_checks_and_the_table_have_the_same_codes():
     """No check refuses under a code that is not in the table, and no row of it is idle."""
     named: set[str] = set()
     for path in Path(wander_hub.upload.__file__).parent.rglob("*.py"):
@@ -78,7 +78,7 @@ def test_the_gate_and_the_table_name_the_same_codes():
     assert named == set(RULES)
 
 
-def test_the_guide_shows_the_table():
+def test_the_guide_lists_every_upload_rule():
     """To mend it, put what this test expects between the headings of docs/package-index.md."""
     text = DOCS.read_text()
     always = [f"|`{rule.code}`|{rule.what}|" for rule in RULES.values() if not rule.optional]
@@ -89,7 +89,7 @@ def test_the_guide_shows_the_table():
     assert {rule.status for rule in RULES.values()} == {400, 413, 422}
 
 
-def test_an_operator_can_choose_only_what_is_optional():
+def test_operators_can_only_change_optional_rules():
     assert Settings(upload_policy={"startup_file": "refuse"}).upload_policy == {"startup_file": "refuse"}
     for policy in ({"unsafe_path": "allow"}, {"no_such_rule": "flag"}, {"startup_file": "delete"}):
         with pytest.raises(ValueError, match="upload_policy"):

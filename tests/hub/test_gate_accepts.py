@@ -117,7 +117,7 @@ def noise(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("label", SOUND_WHEELS)
-def test_a_sound_wheel_is_taken_without_a_word(label):
+def test_a_valid_wheel_is_accepted_without_warnings(label):
     body = SOUND_WHEELS[label]()
     given = {"sha256_digest": hashlib.sha256(body).hexdigest().upper(), "filetype": "bdist_wheel"}
     package = judged(body, fields=given)
@@ -146,7 +146,7 @@ SOUND_SDISTS = {
 
 
 @pytest.mark.parametrize("label", SOUND_SDISTS)
-def test_a_sound_source_archive_is_taken_without_a_word(label):
+def test_a_valid_source_archive_is_accepted_without_warnings(label):
     package = judged(SOUND_SDISTS[label](), SDIST_NAME, fields={"filetype": "sdist"})
     assert (package.name, package.kind, package.warnings) == ("good-env", "sdist", ())
     assert package.contents.entry_point == "good_env:load_environment"
@@ -178,7 +178,7 @@ FLAGGED = {
 
 @pytest.mark.parametrize("code", OPTIONAL)
 @pytest.mark.parametrize("action", ["allow", "flag", "refuse"])
-def test_the_operator_decides_what_is_optional(code, action):
+def test_the_operator_configures_optional_rules(code, action):
     body = FLAGGED[code]()
     filename = "good_env-1.0+x.tar.gz" if code == "local_version" else WHEEL_NAME
     policy = {code: action}
@@ -202,7 +202,7 @@ def test_the_operator_decides_what_is_optional(code, action):
         ({"fake.txt": b"\0" * 257 + b"ustar" + b"\0" * 300}, "nested_archive"),
     ],
 )
-def test_what_is_hidden_is_found_too(files, code):
+def test_hidden_code_is_flagged(files, code):
     policy = {"site_customization": "flag"}
     assert code in [one.code for one in judged(wheel_of(files), upload_policy=policy).warnings]
 
@@ -210,7 +210,7 @@ def test_what_is_hidden_is_found_too(files, code):
 @pytest.mark.parametrize(
     "name", ["weights/model.pth", "data/table.npz", "pkg/sitecustomize.py", "data/random.txt"]
 )
-def test_what_only_looks_alike_is_not_flagged(name):
+def test_harmless_similar_code_is_not_flagged(name):
     assert judged(wheel_of({name: b"PK\x03\x04" if name.endswith(("pth", "npz")) else b""})).warnings == ()
 
 
@@ -220,7 +220,7 @@ def test_many_findings_make_one_warning():
     assert len(warning.detail) < 2000
 
 
-async def test_the_answer_names_what_was_flagged(hub):
+async def test_the_response_lists_the_warnings(hub):
     answer = await hub.upload(wheel_of({"evil.pth": b"import evil"}), WHEEL_NAME)
     assert answer.status_code == 200, answer.text
     (warning,) = answer.json()["warnings"]
@@ -242,7 +242,7 @@ async def test_the_answer_names_what_was_flagged(hub):
         ({"MAX_PATH_CHARS": 20}, "path_too_long"),
     ],
 )
-def test_what_exceeds_a_limit_is_refused(constants, code, monkeypatch):
+def test_archives_over_a_limit_are_rejected(constants, code, monkeypatch):
     body = wheel_of(
         {"many.txt": b"x" * 9000}, info={"METADATA": metadata("Requires-Dist: a", "Requires-Dist: b")}
     )
@@ -322,7 +322,7 @@ good-env = "good_env:load_environment"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_common_backend_builds_is_taken(backend, tmp_path):
+def test_archives_of_common_build_backends_are_accepted(backend, tmp_path):
     files = built(backend, tmp_path)
     assert [file.name for file in files] == [WHEEL_NAME, SDIST_NAME]
     for file in files:
@@ -334,7 +334,7 @@ def test_what_a_common_backend_builds_is_taken(backend, tmp_path):
         assert "# Good" in package.readme
 
 
-def test_the_forge_makes_what_python_reads():
+def test_forged_archives_are_readable_by_python():
     """The corpus spoils sound archives: what it starts from is sound to the standard library too."""
     with zipfile.ZipFile(io.BytesIO(wheel_of())) as archive:
         assert archive.testzip() is None

@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("content", [noise(24 * MIB), b"\0" * (15 * MIB)], ids=["noise", "zeros"])
-def test_memory_does_not_grow_with_the_file(kind, content):
+def test_memory_does_not_grow_with_the_file_size(kind, content):
     build, filename = KINDS[kind]
     body = build(content)
     judge(build(b"small"), filename)  # what is imported and cached once is not counted
@@ -70,7 +70,7 @@ def test_every_byte_is_read_once(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_work_grows_with_the_number_of_members_and_not_its_square(kind):
+def test_work_grows_linearly_with_the_number_of_members(kind):
     """Counts calls and not seconds, which a busy machine would spoil."""
 
     def calls(members: int) -> int:

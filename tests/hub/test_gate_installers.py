@@ -140,7 +140,7 @@ QUIET = {
 @pytest.mark.full
 @settings(max_examples=60, derandomize=True, **QUIET)
 @given(drawn=wheels())
-def test_pip_and_uv_install_what_the_gate_takes(drawn, pip):
+def test_pip_and_uv_install_accepted_archives(drawn, pip):
     compare(drawn, pip)
 
 
@@ -148,5 +148,5 @@ def test_pip_and_uv_install_what_the_gate_takes(drawn, pip):
 @pytest.mark.timeout(3600)
 @settings(max_examples=5000, **QUIET)
 @given(drawn=wheels())
-def test_pip_and_uv_install_what_the_gate_takes_at_length(drawn, pip):
+def test_pip_and_uv_install_many_accepted_archives(drawn, pip):
     compare(drawn, pip)

@@ -121,7 +121,7 @@ QUIET = {
 
 @settings(max_examples=150, derandomize=True, **QUIET)
 @given(body=source_archives())
-def test_tar_readers_see_what_the_gate_saw(body):
+def test_tar_readers_agree_with_the_upload_checks(body):
     compare(body)
 
 
@@ -129,5 +129,5 @@ def test_tar_readers_see_what_the_gate_saw(body):
 @pytest.mark.timeout(1800)
 @settings(max_examples=20_000, **QUIET)
 @given(body=source_archives())
-def test_tar_readers_see_what_the_gate_saw_at_length(body):
+def test_tar_readers_agree_with_the_upload_checks_on_many_archives(body):
     compare(body)

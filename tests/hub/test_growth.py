@@ -129,7 +129,7 @@ def count_calls(work: Callable[[str], object], text: str) -> int:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", WORK)
-def test_work_grows_as_the_text(kind: str):
+def test_work_grows_linearly_with_the_text(kind: str):
     work, units = WORK[kind]
     for unit in units:
         work(make(unit, 100))  # what is imported once is not counted
@@ -138,7 +138,7 @@ def test_work_grows_as_the_text(kind: str):
 
 
 @pytest.mark.parametrize("unit", ["a", "ab", "password", "19", "qwerty", "aA1!", "p4$$w0rd", "20201112"])
-def test_the_meter_of_passwords_looks_at_a_bounded_part(unit: str):
+def test_the_password_check_reads_a_limited_part(unit: str):
     passwords._fault("an ordinary passphrase", "alice")
     small, large = (
         count_calls(lambda text: passwords._fault(text, "alice"), (unit * passwords.LONGEST)[:size])
@@ -156,19 +156,19 @@ def test_the_meter_of_passwords_looks_at_a_bounded_part(unit: str):
         "a={" + ",".join(f"b{number}.c.d=1" for number in range(15_000)) + "}",
     ],
 )
-def test_dotted_keys_of_toml_are_bounded(text: str):
+def test_dotted_keys_in_toml_are_limited(text: str):
     with pytest.raises(untrusted_text.RefusedText) as refused:
         untrusted_text.read_toml(text.encode(), untrusted_text.LOCK)
     assert refused.value.too_large
 
 
-def test_dots_of_strings_are_not_parts_of_keys():
+def test_dots_in_strings_do_not_count_as_key_parts():
     urls = "".join(f'a{number} = "https://files.example.org/a.b.c-1.2.3.whl"\n' for number in range(8_000))
     assert len(untrusted_text.read_toml(urls.encode(), untrusted_text.LOCK)) == 8_000
 
 
 @pytest.mark.parametrize("unit", ["\0", "\0\1", "a\0"])
-def test_a_text_of_hidden_characters_is_short_and_quick_to_show(unit: str):
+def test_a_text_of_hidden_characters_is_shortened_quickly(unit: str):
     text = make(unit, 1_000_000)
     assert seconds_of(lambda: visible(text)) < a_second()
     assert len(visible(text)) < 1_100_000
@@ -185,7 +185,7 @@ def hostile_header(tensors: int, numbers: str) -> bytes:
 
 
 @pytest.mark.parametrize("numbers", ["9", "99999999999", "9,9,9,9,9,9,9,9", ",".join(["99999999999"] * 200)])
-def test_a_header_of_weights_with_huge_shapes_costs_what_its_length_does(numbers: str):
+def test_reading_a_weights_header_is_linear_in_its_length(numbers: str):
     def count(body: bytes) -> None:
         with contextlib.suppress(ConfigError):
             models.count_parameters(
@@ -209,7 +209,7 @@ def test_a_header_of_weights_with_huge_shapes_costs_what_its_length_does(numbers
     ],
 )
 @pytest.mark.full
-def test_re_structured_text_is_given_up_before_it_takes_long(unit: str):
+def test_slow_restructuredtext_is_abandoned(unit: str):
     text = make(unit, readme._MOST_RST)
     assert seconds_of(lambda: place(render(text, "text/x-rst"), "/a/b/versions/1/"), tries=1) < a_second()
 
@@ -217,7 +217,7 @@ def test_re_structured_text_is_given_up_before_it_takes_long(unit: str):
 @pytest.mark.parametrize(
     "unit", ["a", "a ", "ab%d ", "mate ", "mat ", "*", '"', "é", "a\u0301", "-a ", "NEAR(", "a OR ", "\0 "]
 )
-async def test_a_search_costs_what_its_text_does(hub, make_wheel, unit: str):
+async def test_search_time_is_linear_in_its_text(hub, make_wheel, unit: str):
     for number in range(3):
         await hub.publish(make_wheel(name=f"mate-{number}", summary="Mate in one, in letters."))
     with hub.database.read() as session:
@@ -232,7 +232,7 @@ async def test_a_search_costs_what_its_text_does(hub, make_wheel, unit: str):
 
 
 @pytest.mark.parametrize("field", ["tag", "kind", "license", "requires"])
-async def test_filters_cost_what_their_text_does(hub, field: str):
+async def test_filter_time_is_linear_in_its_text(hub, field: str):
     await hub.publish()
     with hub.database.read() as session:
 
@@ -275,7 +275,7 @@ async def publish_source(hub, owner: str, members: int) -> None:
 @pytest.mark.parametrize(
     "most", [pytest.param(4_800, marks=pytest.mark.full), pytest.param(19_000, marks=pytest.mark.slow)]
 )
-async def test_archives_of_many_members_cost_what_their_members_do(hub, make_wheel, monkeypatch, most):
+async def test_archive_time_is_linear_in_its_members(hub, make_wheel, monkeypatch, most):
     """The processor time of all threads of this process, whose hub answers within it."""
     spent: dict[str, list[float]] = {}
     for members, owner in ((most // 4, "alice"), (most, "bob")):

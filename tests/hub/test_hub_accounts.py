@@ -19,7 +19,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.rights.tokens import revoke_token
 
 
-def test_a_token_is_well_formed_and_checks_itself():
+def test_a_token_has_a_valid_format_and_checksum():
     token = security.new_token()
     assert token.startswith("wnd_")
     assert len(token) == security.TOKEN_LENGTH
@@ -40,7 +40,7 @@ def test_no_header_breaks_the_reading_of_tokens(text):
     assert not security.well_formed(text) or len(text) == security.TOKEN_LENGTH
 
 
-def test_the_database_holds_no_secret(sqlite_alone, hub):
+def test_the_database_contains_no_secret(sqlite_alone, hub):
     with sqlite3.connect(hub.settings.data / "hub.db") as connection:
         dump = "\n".join(connection.iterdump())
     for token in hub.tokens.values():
@@ -49,7 +49,7 @@ def test_the_database_holds_no_secret(sqlite_alone, hub):
     connection.close()
 
 
-async def test_a_revoked_token_is_refused_at_once(hub):
+async def test_a_revoked_token_is_rejected_immediately(hub):
     prefix = hub.tokens["bob"][:10]
     with hub.database.write() as session:
         revoke_token(session, prefix)
@@ -60,7 +60,7 @@ async def test_a_revoked_token_is_refused_at_once(hub):
     assert public.status_code == 401, "what a bad token may see would be a guess"
 
 
-async def test_use_of_a_token_is_noted(hub):
+async def test_the_last_use_of_a_token_is_recorded(hub):
     assert (await hub.get("/api/v1/whoami", headers=hub.auth())).json()["token"]["last_used_at"] is None
     assert (await hub.get("/api/v1/whoami", headers=hub.auth())).json()["token"]["last_used_at"]
 
@@ -68,14 +68,14 @@ async def test_use_of_a_token_is_noted(hub):
 @pytest.mark.parametrize(
     "name", ["api", "simple", "runs", "-a", "a-", "a_b", "a.b", "a/b", "", "x" * 40, "é", "..", "a b"]
 )
-def test_names_that_no_owner_may_have(hub, name):
+def test_reserved_owner_names_are_rejected(hub, name):
     with pytest.raises(HubProblem) as refusal, hub.database.write() as session:
         service.add_user(session, name)
     assert refusal.value.code == "bad_name"
 
 
 @pytest.mark.parametrize("name", ["alice", "ALICE", "wander", "admin"])
-def test_names_that_are_taken(hub, name):
+def test_existing_owner_names_are_rejected(hub, name):
     with pytest.raises(HubProblem) as refusal, hub.database.write() as session:
         service.add_user(session, name)
     assert refusal.value.code == "name_taken"
@@ -94,7 +94,7 @@ def test_every_first_segment_of_the_hub_is_reserved(hub):
     assert second <= names.RESERVED_ENVIRONMENTS
 
 
-def test_a_failed_write_leaves_nothing(hub):
+def test_a_failed_write_is_rolled_back(hub):
     def add_twice() -> None:
         with hub.database.write() as session:
             service.add_user(session, "carol")
@@ -119,7 +119,7 @@ def command(hub, monkeypatch):
     return run
 
 
-async def test_add_user_and_token_by_command(hub, command):
+async def test_users_and_tokens_are_added_by_command(hub, command):
     added = command("user", "add", "carol", "--owner", "team", "--json")
     assert json.loads(added.stdout) == {"name": "carol", "admin": False, "owners": ["carol", "team"]}
     created = json.loads(command("token", "create", "carol", "--name", "ci", "--json").stdout)
@@ -133,7 +133,7 @@ async def test_add_user_and_token_by_command(hub, command):
     assert (await hub.get("/api/v1/whoami", headers=headers)).status_code == 401
 
 
-async def test_a_token_of_the_command_may_be_narrow_and_short(hub, command):
+async def test_tokens_of_the_command_can_have_limited_scope_and_lifetime(hub, command):
     words = ("--scope", "publish", "--scope", "read", "--days", "2", "--json")
     secret = json.loads(command("token", "create", "alice", *words).stdout)["token"]
     whoami = (await hub.get("/api/v1/whoami", headers={"Authorization": f"Bearer {secret}"})).json()
@@ -146,7 +146,7 @@ async def test_a_token_of_the_command_may_be_narrow_and_short(hub, command):
         assert command("token", "create", "alice", *wrong).exit_code == 2
 
 
-def test_lists_are_tables_or_json(command):
+def test_lists_are_printed_as_tables_or_json(command):
     plain = command("user", "list").stdout.splitlines()
     assert plain[0] == "name\tadmin\towners\tstate\tcreated_at"
     assert [line.split("\t")[:3] for line in plain[1:]] == [
@@ -168,7 +168,7 @@ def test_lists_are_tables_or_json(command):
         (["user", "list", "--data", "/dev/null/x"], 2, "there is no hub in"),
     ],
 )
-def test_refusals_of_the_command(command, monkeypatch, capsys, words, status, said):
+def test_invalid_uses_of_the_command_are_rejected(command, monkeypatch, capsys, words, status, said):
     monkeypatch.setattr("sys.argv", ["wander-hub", *words])
     if "--data" in words:
         monkeypatch.delenv("WANDER_HUB_DATABASE_URL", raising=False)  # else no folder is used

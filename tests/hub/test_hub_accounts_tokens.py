@@ -42,7 +42,7 @@ async def test_a_new_token_expires_in_90_days_unless_told_otherwise(hub):
     assert (await made(hub, days=None)).json()["expires_at"] is None
 
 
-async def test_an_expired_token_is_refused(hub):
+async def test_an_expired_token_is_rejected(hub):
     secret = (await made(hub, days=1)).json()["token"]
     with hub.database.write() as session:
         expired = update(Token).where(Token.sha256 == security.token_hash(secret))
@@ -52,7 +52,7 @@ async def test_an_expired_token_is_refused(hub):
     assert "wander auth token new" in answer.json()["hint"]
 
 
-async def test_no_token_makes_a_mightier_one(hub):
+async def test_a_token_cannot_create_a_more_powerful_one(hub):
     await hub.publish()
     bound = (await made(hub, scopes=["manage"], target="alice")).json()["token"]
     for scopes in (["read"], ["manage"]):
@@ -68,7 +68,7 @@ def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
 
 
-async def test_a_token_makes_others_of_its_own_scopes_alone(hub):
+async def test_a_token_creates_only_tokens_of_its_own_scopes(hub):
     hub.tokens["manager"] = (await made(hub, scopes=["manage"])).json()["token"]
     for scopes in (["publish"], ["results"], ["manage", "publish"]):
         refused = await made(hub, "manager", scopes=scopes)
@@ -83,7 +83,7 @@ async def test_a_token_makes_others_of_its_own_scopes_alone(hub):
 
 
 @pytest.mark.parametrize("days", [None, 90, 2, 1])
-async def test_no_token_outlives_the_one_that_made_it(hub, days):
+async def test_no_token_outlives_the_token_that_created_it(hub, days):
     first = (await made(hub, scopes=["read", "manage"], days=2)).json()
     hub.tokens["brief"] = first["token"]
     second = (await made(hub, "brief", scopes=["manage"], days=days)).json()
@@ -91,7 +91,7 @@ async def test_no_token_outlives_the_one_that_made_it(hub, days):
     assert (second["expires_at"] == first["expires_at"]) == (days != 1)
 
 
-async def test_a_user_has_so_many_good_tokens_at_once(hub, monkeypatch):
+async def test_the_number_of_valid_tokens_per_user_is_limited(hub, monkeypatch):
     monkeypatch.setattr(members, "_MOST_TOKENS", 2)
     first = (await made(hub)).json()
     refused = await made(hub)
@@ -100,7 +100,7 @@ async def test_a_user_has_so_many_good_tokens_at_once(hub, monkeypatch):
     assert (await made(hub)).status_code == 201
 
 
-async def test_who_revokes_a_token_revokes_all_that_it_made(hub):
+async def test_revoking_a_token_revokes_the_tokens_it_created(hub):
     hub.tokens["child"] = (await made(hub, scopes=["manage", "results"])).json()["token"]
     hub.tokens["grandchild"] = (await made(hub, "child", scopes=["manage"])).json()["token"]
     leaf = (await made(hub, "grandchild")).json()["token"]
@@ -113,7 +113,7 @@ async def test_who_revokes_a_token_revokes_all_that_it_made(hub):
         assert (await whoami(hub, secret)).status_code == 200
 
 
-async def test_a_publishing_token_of_one_environment_publishes_that_alone(hub, make_wheel):
+async def test_a_publishing_token_of_an_environment_publishes_only_it(hub, make_wheel):
     await hub.publish()
     hub.tokens["ci"] = (await made(hub, scopes=["publish"], target="alice/reverse-text")).json()["token"]
     same, other = make_wheel(version="0.2.0"), make_wheel(name="other")
@@ -122,7 +122,7 @@ async def test_a_publishing_token_of_one_environment_publishes_that_alone(hub, m
     assert (await whoami(hub, hub.tokens["ci"])).json()["owners"] == ["alice"]
 
 
-async def test_tokens_of_others_can_be_neither_seen_nor_ended(hub):
+async def test_tokens_of_others_cannot_be_seen_or_revoked(hub):
     prefix = hub.tokens["alice"][:10]
     listed = await hub.get("/api/v1/tokens", headers=hub.auth("bob"))
     assert prefix not in listed.text
@@ -132,7 +132,7 @@ async def test_tokens_of_others_can_be_neither_seen_nor_ended(hub):
     assert (await whoami(hub, hub.tokens["alice"])).status_code == 401
 
 
-async def test_no_log_of_the_hub_holds_a_token(hub, caplog):
+async def test_logs_contain_no_token(hub, caplog):
     caplog.set_level(logging.DEBUG)
     secret = (await made(hub)).json()["token"]
     await whoami(hub, secret)
@@ -142,7 +142,7 @@ async def test_no_log_of_the_hub_holds_a_token(hub, caplog):
     assert not any(secret[10:] in one.getMessage() for one in own)
 
 
-def test_a_token_in_an_address_is_cut_in_every_log():
+def test_tokens_in_addresses_are_removed_from_every_log():
     secret = security.new_token()
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -185,7 +185,7 @@ def every_character(text: str) -> str:
         lambda secret: quote(quote(secret.replace("_", "%5F"))),
     ],
 )
-def test_a_percent_encoded_token_is_cut_too(encode):
+def test_percent_encoded_tokens_are_removed_too(encode):
     secret = security.new_token()
     encoded = encode(secret)
     assert unquote(unquote(unquote(encoded))) == secret
@@ -227,7 +227,7 @@ async def test_basic_authentication_takes_a_token_as_user_name(hub, password):
 
 
 @pytest.mark.parametrize("kind", WRONG_CREDENTIALS)
-async def test_wrong_credentials_hide_nothing_public_and_are_named(hub, wheel_spec, kind):
+async def test_wrong_credentials_are_reported_and_hide_nothing_public(hub, wheel_spec, kind):
     headers = WRONG_CREDENTIALS[kind]
     await hub.publish(wheel_spec)
     await hub.publish(

@@ -17,7 +17,7 @@ def storage(hub):
     return Storage.open(hub.settings.storage_url, hub.settings.data / "objects")
 
 
-async def test_our_packages_are_offered_and_not_listed(hub, storage):
+async def test_bundled_packages_are_installable_but_not_listed(hub, storage):
     fresh = bundled.publish_bundled(hub.database, storage, hub.settings)
     packages = [name.replace("-", "_") for name in bundled.BUNDLED_DISTRIBUTIONS]
     assert [name.split("-")[0] for name in fresh] == packages
@@ -32,7 +32,7 @@ async def test_our_packages_are_offered_and_not_listed(hub, storage):
     assert version["uploaded_by"] == "the hub"
 
 
-async def test_a_new_build_of_one_version_replaces_the_old(hub, storage, tmp_path, make_wheel):
+async def test_a_new_build_of_a_bundled_version_replaces_the_old_one(hub, storage, tmp_path, make_wheel):
     names = []
     for summary in ("Old.", "New."):
         spec = make_wheel(name="wander-sdk", summary=summary, files={"wander/__init__.py": b"x = 1\n"})
@@ -59,6 +59,6 @@ def test_an_installed_distribution_is_packed_again(tmp_path):
     assert package.name == "packaging"
 
 
-def test_a_checkout_is_told_from_an_installation():
+def test_a_checkout_is_distinguished_from_an_installation():
     assert (bundled.source_folder(distribution("wander-hub")) / "pyproject.toml").is_file()
     assert bundled.source_folder(distribution("packaging")) is None

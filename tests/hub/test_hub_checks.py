@@ -24,7 +24,7 @@ async def version_of(hub) -> dict:
     return (await hub.get("/api/v1/environments/alice/reverse-text/versions/latest")).json()
 
 
-async def test_the_check_comes_with_the_wheel_and_is_shown_as_the_publishers(hub, wheel_spec):
+async def test_the_uploaded_check_is_shown_as_declared_by_the_author(hub, wheel_spec):
     answer = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated())
     assert answer.status_code == 200, answer.text
     check = CheckSummary.model_validate((await version_of(hub))["check"])
@@ -39,14 +39,14 @@ async def test_the_check_comes_with_the_wheel_and_is_shown_as_the_publishers(hub
 
 
 @pytest.mark.parametrize("fields", [{}, {"wander_check": ""}])
-async def test_a_package_of_twine_or_uv_is_not_checked(hub, wheel_spec, fields):
+async def test_uploads_of_twine_and_uv_have_no_check(hub, wheel_spec, fields):
     answer = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=fields)
     assert (answer.status_code, answer.json()["check"]) == (200, None)
     page = (await hub.get("/alice/reverse-text", headers=HTML)).text
     assert page.index("Declared by the author") < page.rindex("not run")
 
 
-async def test_what_was_stated_first_stays(hub, wheel_spec):
+async def test_the_first_uploaded_check_is_kept(hub, wheel_spec):
     await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated())
     again = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated(passed=28))
     assert again.headers["x-wander-upload"] == "unchanged"
@@ -70,7 +70,7 @@ async def test_what_was_stated_first_stays(hub, wheel_spec):
     ],
     ids=range(11),
 )
-async def test_what_is_no_summary_is_refused_before_anything_is_stored(hub, wheel_spec, field):
+async def test_an_invalid_check_summary_is_rejected_before_storing(hub, wheel_spec, field):
     answer = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields={"wander_check": field})
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_check_report"), answer.text
     assert "--no-check" in answer.json()["hint"]

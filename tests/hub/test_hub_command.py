@@ -67,7 +67,7 @@ def whoami(address: str, token: str) -> int:
 
 
 @pytest.mark.parametrize("command", [("serve", "--port", "0"), ("work", "--once"), ("migrate",)])
-def test_a_folder_of_something_else_is_refused_and_keeps_its_files(
+def test_a_folder_with_other_files_is_rejected_and_unchanged(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
@@ -96,7 +96,7 @@ def test_a_mounted_volume_and_a_folder_of_a_hub_are_accepted(tmp_path: Path) -> 
         make_data_folder(shared)
 
 
-def test_options_that_need_another_option_are_refused(tmp_path: Path) -> None:
+def test_options_that_need_another_option_are_rejected(tmp_path: Path) -> None:
     for words, message in (
         (("org", "members", "lab", "--role", "owner"), "`--role` requires `--add`"),
         (("user", "identity", "ada", "--issuer", "x"), "`--issuer` requires `--link` or `--unlink`"),
@@ -106,7 +106,7 @@ def test_options_that_need_another_option_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_second_hub_on_a_data_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_hub_on_a_data_folder_is_rejected(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as (process, address, _):
         second = run("serve", "--port", "0", "--data", str(tmp_path / "data"))
         assert second.returncode == 2
@@ -119,7 +119,7 @@ def test_a_second_hub_on_a_data_folder_is_refused_and_the_first_goes_on(tmp_path
         assert beside.returncode == 0, "other commands work beside a hub that runs"
 
 
-def test_the_lock_goes_with_its_process_and_not_with_its_file(tmp_path: Path) -> None:
+def test_the_lock_is_released_with_its_process(tmp_path: Path) -> None:
     settings = Settings(data=tmp_path)
     held = data_folder.hold_data_folder(settings, "http://h:1")
     assert held is not None
@@ -138,7 +138,7 @@ def test_the_lock_goes_with_its_process_and_not_with_its_file(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "url", ["mysql://u:secret@x/y", "postgres://u:secret@x/y", "postgresql://u:secret@x"]
 )
-def test_a_database_that_no_hub_uses_is_named_without_its_password(url: str) -> None:
+def test_an_unknown_database_is_named_without_its_password(url: str) -> None:
     with pytest.raises(ValidationError, match=r"must be `sqlite` or `postgresql\+psycopg`") as refused:
         Settings(database_url=url)
     assert [error["loc"] for error in refused.value.errors()] == [("database_url",)]
@@ -153,7 +153,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     database.close()
 
 
-def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
+def test_a_token_file_option_on_an_existing_hub_is_reported(
     database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
@@ -188,7 +188,7 @@ def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
 
 
 @pytest.mark.full
-def test_a_new_token_works_beside_the_old_one(database: Database, tmp_path: Path) -> None:
+def test_a_new_token_works_next_to_the_old_one(database: Database, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first_token.hand_out_token(database, first, new=False)
     with serving(tmp_path, "--token-file", str(second), "--new-token") as (_, address, said):
@@ -200,7 +200,7 @@ def test_a_new_token_works_beside_the_old_one(database: Database, tmp_path: Path
         assert {whoami(address, token) for token in tokens} == {200}
 
 
-def test_a_new_token_needs_the_administrator(database: Database) -> None:
+def test_a_new_token_needs_an_administrator(database: Database) -> None:
     from wander_hub.accounts.service import add_user
 
     with database.write() as session:
@@ -222,7 +222,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     return run_here
 
 
-def test_help_is_plain_as_that_of_wander(typed) -> None:
+def test_the_help_has_the_same_format_as_that_of_wander(typed) -> None:
     for words in ([], ["--help"], ["-h"], ["token"], ["serve", "-h"]):
         status, out, err = typed(*words)
         assert (status, err) == (0, "")
@@ -240,7 +240,7 @@ def test_help_is_plain_as_that_of_wander(typed) -> None:
         (["token", "creat"], "creat", "did you mean `create`?"),
     ],
 )
-def test_wrong_usage_is_an_error_and_a_hint(words: list[str], named: str, hint: str, typed) -> None:
+def test_usage_errors_have_a_hint(words: list[str], named: str, hint: str, typed) -> None:
     status, out, err = typed(*words)
     assert (status, out) == (2, "")
     error, _, rest = err.partition("\n\n")
@@ -256,7 +256,7 @@ def test_the_help_imports_no_database() -> None:
     assert done.stderr.strip() == "[]"
 
 
-def test_a_file_missing_from_the_installation_is_no_fault_of_the_data_folder(tmp_path: Path) -> None:
+def test_a_missing_installation_file_is_not_blamed_on_the_data_folder(tmp_path: Path) -> None:
     missing = Path(cli.__file__).parent / "migrations" / "env.py"
     message, hint = cli._explain(FileNotFoundError(2, "No such file or directory", str(missing)))
     assert "the installation of wander-hub is damaged" in message
@@ -267,7 +267,7 @@ def test_a_file_missing_from_the_installation_is_no_fault_of_the_data_folder(tmp
     assert "--data" in hint
 
 
-def test_settings_that_do_not_fit_together_are_one_plain_error(tmp_path, monkeypatch, capsys):
+def test_contradictory_settings_are_one_plain_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDER_HUB_STORAGE_URL", "s3://files")
     monkeypatch.setenv("WANDER_HUB_PUBLIC_FILES", "true")
     monkeypatch.setattr(sys, "argv", ["wander-hub", "migrate", "--data", str(tmp_path)])
@@ -280,7 +280,7 @@ def test_settings_that_do_not_fit_together_are_one_plain_error(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("error", [KeyError, OSError])
-def test_who_runs_a_command_may_have_a_number_alone(monkeypatch, error):
+def test_a_user_id_without_a_name_is_supported(monkeypatch, error):
     def nobody() -> str:
         raise error
 
@@ -288,7 +288,7 @@ def test_who_runs_a_command_may_have_a_number_alone(monkeypatch, error):
     assert options.by_command("user.add").address == f"the command line of uid {os.getuid()}"
 
 
-def test_a_thread_that_waits_for_ever_does_not_hold_up_the_end():
+def test_a_waiting_thread_does_not_delay_the_exit():
     """As a request does that waits for a lock of a server which was cut off from the database."""
     program = """
 import sys, threading
@@ -303,7 +303,7 @@ main.main()
 
 
 @pytest.mark.parametrize("words", ["user add ada", "token list", "fsck", "quota list", "audit"])
-def test_a_data_folder_that_was_mistyped_becomes_no_hub(tmp_path, monkeypatch, capsys, words):
+def test_a_mistyped_data_folder_is_not_created(tmp_path, monkeypatch, capsys, words):
     monkeypatch.delenv("WANDER_HUB_DATABASE_URL", raising=False)
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "wrong name", tmp_path / "empty"):

@@ -43,7 +43,7 @@ def is_bounded(schema: dict[str, Any]) -> bool:
     return all(any(name in schema for name in names) for names in (above, below))
 
 
-async def test_no_request_names_an_integer_without_bounds(hub):
+async def test_all_integers_in_requests_have_bounds(hub):
     document = (await hub.get("/openapi.json")).json()
     schemas = document["components"]["schemas"]
     found = {}

@@ -41,7 +41,7 @@ def test_models_equal_migrations(hub):
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_migrations_go_down_and_up_again(tmp_path):
+def test_migrations_can_be_reverted_and_applied_again(tmp_path):
     database = Database(f"sqlite:///{tmp_path / 'hub.db'}")
     database.migrate()
     tables = set(inspect(database.engine).get_table_names())
@@ -54,7 +54,7 @@ def test_migrations_go_down_and_up_again(tmp_path):
     database.close()
 
 
-def test_a_hub_starts_on_the_schema_of_a_newer_release_and_says_so_in_a_line(hub, caplog):
+def test_a_hub_starts_on_a_newer_schema_with_a_warning(hub, caplog):
     with hub.database.engine.execution_options(writes=True).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9000'"))
     hub.database.migrate()
@@ -64,7 +64,7 @@ def test_a_hub_starts_on_the_schema_of_a_newer_release_and_says_so_in_a_line(hub
 
 
 @pytest.mark.parametrize("revision", ["0001", "0043"])
-def test_a_database_from_before_the_first_release_is_left_alone(hub, revision):
+def test_a_database_from_before_the_first_release_is_not_changed(hub, revision):
     with hub.database.engine.execution_options(writes=True).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :found"), {"found": revision})
     for attempt in (hub.database.migrate, hub.database.is_current):
@@ -75,25 +75,25 @@ def test_a_database_from_before_the_first_release_is_left_alone(hub, revision):
         assert "wander-hub restore" in raised.value.hint
 
 
-def test_migrations_are_where_the_checkout_keeps_them():
+def test_migrations_are_found_in_a_checkout():
     assert (migrations_folder() / "env.py").is_file()
 
 
-def test_sqlite_is_set_up_for_a_server(sqlite_alone, hub):
+def test_sqlite_is_configured_for_a_server(sqlite_alone, hub):
     with hub.database.read() as session:
         assert session.execute(text("PRAGMA journal_mode")).scalar() == "wal"
         assert session.execute(text("PRAGMA foreign_keys")).scalar() == 1
         assert session.execute(text("PRAGMA busy_timeout")).scalar() == 15000
 
 
-def test_a_naive_time_never_reaches_the_database(hub):
+def test_naive_times_are_rejected_by_the_database(hub):
     from datetime import datetime
 
     with pytest.raises(ValueError, match="naive"):
         UtcDateTime().process_bind_param(datetime(2026, 1, 1), hub.database.engine.dialect)
 
 
-async def test_relationships_are_never_loaded_by_accident(hub):
+async def test_relationships_are_never_loaded_lazily(hub):
     await hub.publish()
     with hub.database.read() as session:
         environment = environments.environment_named(session, "alice", "reverse-text")
@@ -119,7 +119,7 @@ async def test_concurrent_posts_of_one_run_are_one_run(hub, run_of):
     assert (await hub.get("/api/v1/environments/alice/reverse-text")).json()["runs"] == 1
 
 
-async def test_reads_go_on_while_a_write_is_open(hub):
+async def test_reads_continue_during_a_write(hub):
     await hub.publish()
     with hub.database.write() as session:
         session.execute(text("UPDATE users SET admin = admin"))
@@ -127,7 +127,7 @@ async def test_reads_go_on_while_a_write_is_open(hub):
         assert len(answer.json()["data"]) == 1
 
 
-async def test_a_page_takes_few_statements(hub, run_of):
+async def test_a_page_needs_few_statements(hub, run_of):
     from sqlalchemy import event
 
     manifest, rollouts = run_of(await hub.publish())
@@ -151,7 +151,7 @@ async def test_a_page_takes_few_statements(hub, run_of):
 
 
 @pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
-def test_transactions_that_wait_for_each_other_are_done_again(hub):
+def test_deadlocked_transactions_are_retried(hub):
     both_hold_one, tries = threading.Barrier(2), []
 
     def rename(first: str, second: str) -> None:
@@ -174,7 +174,7 @@ def test_transactions_that_wait_for_each_other_are_done_again(hub):
 
 
 @pytest.mark.full
-def test_hubs_that_begin_on_one_empty_database(postgres, tmp_path):
+def test_simultaneous_hubs_create_one_schema(postgres, tmp_path):
     command, environment = hub_command(tmp_path, "migrate")
     with postgres.database(migrated=False) as url:
         environment["WANDER_HUB_DATABASE_URL"] = url
@@ -199,7 +199,7 @@ def test_a_hub_waits_for_another_one_that_migrates(postgres, caplog):
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-def test_hubs_that_begin_together_make_one_administrator(database):
+def test_simultaneous_hubs_create_one_administrator(database):
     with ThreadPoolExecutor(8) as threads:
         made = [threads.submit(database.commit, first_administrator) for _ in range(4)]
         owned = [threads.submit(database.commit, ensure_owner) for _ in range(4)]

@@ -27,7 +27,7 @@ def attached(hub, storage, text: bytes, version: str = "0.1.0") -> str:
     return sha256
 
 
-async def test_a_document_is_attached_once_and_goes_with_its_version(hub, make_wheel):
+async def test_a_document_is_attached_once_and_deleted_with_its_version(hub, make_wheel):
     storage = hub.client._transport.app.state.storage
     await hub.publish(make_wheel())
     await hub.publish(make_wheel(version="0.2.0"))
@@ -50,7 +50,7 @@ async def test_a_document_is_attached_once_and_goes_with_its_version(hub, make_w
     assert list(fsck.find_mismatches(hub.database, storage)) == []
 
 
-async def test_a_fork_has_the_documents_of_its_parent(hub, make_wheel):
+async def test_a_fork_copies_the_documents_of_its_parent(hub, make_wheel):
     storage = hub.client._transport.app.state.storage
     await hub.publish(make_wheel())
     digest = attached(hub, storage, b"one")

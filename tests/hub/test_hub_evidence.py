@@ -65,7 +65,7 @@ async def board(hub: Any, run_of: Any) -> Board:
     return Board(hub, run_of, await hub.publish())
 
 
-async def test_a_newline_alone_ends_a_line_that_is_read(board: Board) -> None:
+async def test_only_a_newline_ends_a_line(board: Board) -> None:
     manifest, rollouts = board.run_of(board.sha256, reward=0.5, run_id=name_of(1))
     for one in rollouts:
         one["completion"][0]["content"] += "one\u2028two\u0085three"
@@ -80,7 +80,7 @@ async def rerun(board: Board, rewards: Any, user: str = "bob", **changes: Any) -
     return await board.post(2, rewards, user=user, rerun_of=name_of(1), **SIZE, **changes)
 
 
-async def test_a_repetition_that_agrees_is_a_badge_and_no_level(board: Board) -> None:
+async def test_a_rerun_that_agrees_gives_a_badge_but_no_level(board: Board) -> None:
     first = await board.post(1, REWARDS, **SIZE)
     board.replay(first, 40)
     second = await rerun(board, REWARDS)
@@ -101,7 +101,7 @@ async def test_a_repetition_that_agrees_is_a_badge_and_no_level(board: Board) ->
         assert "repeated by bob" in (await board.hub.get(path, headers=HTML)).text
 
 
-async def test_a_stranger_who_repeats_a_private_run_finds_nothing_out(board: Board) -> None:
+async def test_a_rerun_reveals_nothing_about_a_private_run(board: Board) -> None:
     hub = board.hub
     hidden = board.run_of(board.sha256, reward=REWARDS, run_id=name_of(1), **SIZE)
     made = await posted(hub.client, hub.auth(), Parcel.of(*hidden), private=True)
@@ -118,7 +118,7 @@ async def test_a_stranger_who_repeats_a_private_run_finds_nothing_out(board: Boa
     assert told[0] == told[1]
 
 
-async def test_a_run_that_was_private_is_repeated_under_the_id_of_its_folder(board: Board) -> None:
+async def test_a_formerly_private_run_is_rerun_under_its_folder_id(board: Board) -> None:
     manifest, rollouts = board.run_of(board.sha256, reward=REWARDS, run_id=name_of(1), **SIZE)
     lines = "".join(json.dumps(one) + "\n" for one in rollouts)
     files = {"manifest": ("run.json", json.dumps(manifest)), "rollouts": ("rollouts.jsonl", lines)}
@@ -143,7 +143,7 @@ async def test_a_run_that_was_private_is_repeated_under_the_id_of_its_folder(boa
         (REWARDS[1:] + REWARDS[:1], {}, "inconclusive"),
     ],
 )
-async def test_what_is_not_a_repetition_gives_no_badge(
+async def test_different_runs_give_no_rerun_badge(
     board: Board, rewards: Any, changes: Any, verdict: str
 ) -> None:
     first = await board.post(1, REWARDS, **SIZE)
@@ -157,7 +157,7 @@ async def test_what_is_not_a_repetition_gives_no_badge(
     assert one["note"]
 
 
-async def test_two_identical_rollouts_are_a_repetition(board: Board) -> None:
+async def test_identical_rollouts_count_as_a_rerun(board: Board) -> None:
     few = {"examples": 2, "per_example": 1}
     first = await board.post(1, REWARDS[:2], **few)
     _, rollouts = board.run_of(board.sha256, reward=REWARDS[:2], run_id=first, **few)
@@ -170,14 +170,14 @@ async def test_two_identical_rollouts_are_a_repetition(board: Board) -> None:
     assert found["reruns"][0]["agreement"]["identical"] == 2
 
 
-async def test_a_rerun_of_a_run_that_is_not_here_is_a_run_like_any_other(board: Board) -> None:
+async def test_a_rerun_of_an_unknown_run_is_an_ordinary_run(board: Board) -> None:
     one = await board.post(1, rerun_of=name_of(77))
     board.examine()
     found = await board.evidence(one)
     assert (found["rerun_of"], found["level"], found["reruns"]) == (name_of(77), "complete", [])
 
 
-async def test_runs_that_hold_nothing_and_training_runs_are_not_read(board: Board, hub: Any) -> None:
+async def test_empty_runs_and_training_runs_are_not_read(board: Board, hub: Any) -> None:
     manifest, _ = board.run_of(board.sha256, run_id=name_of(1), kind="training")
     assert (await hub.post_run(manifest, None)).status_code == 201
     assert board.queue.claim("reader", [evidence.KIND]) is None

@@ -9,7 +9,7 @@ from wander.wire import EnvironmentDetail, EnvironmentPage, Leaderboard, Rollout
 from wander.wire.changes import Whoami
 
 
-async def test_publish_post_rank(hub, wheel_spec, run_of):
+async def test_an_environment_is_published_and_a_run_is_posted_and_ranked(hub, wheel_spec, run_of):
     body = wheel_spec.build()
     answer = await hub.upload(body, wheel_spec.wheel_name)
     assert answer.status_code == 200
@@ -40,14 +40,14 @@ async def test_publish_post_rank(hub, wheel_spec, run_of):
     assert (detail.runs, detail.best_model, detail.best_reward) == (1, "tiny", 0.5)
 
 
-async def test_whoami(hub):
+async def test_whoami_returns_the_user(hub):
     answer = Whoami.model_validate_json((await hub.get("/api/v1/whoami", headers=hub.auth())).content)
     assert (answer.user, answer.admin, answer.owners) == ("alice", False, ["alice"])
     assert answer.token.prefix in hub.tokens["alice"]
     assert (await hub.get("/api/v1/whoami")).json()["code"] == "token_required"
 
 
-async def test_health(hub):
+async def test_the_health_route_answers(hub):
     answer = await hub.get("/health")
     assert answer.status_code == 200
     assert answer.json()["status"] == "ok"

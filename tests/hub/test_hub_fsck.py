@@ -47,13 +47,13 @@ async def wheel_digest(hub) -> str:
     return version["files"][0]["sha256"]
 
 
-async def test_a_sound_hub_has_no_findings(filled, storage):
+async def test_an_intact_hub_has_no_findings(filled, storage):
     assert codes(filled, storage) == []
     assert codes(filled, storage, quick=True) == []
     assert codes(filled, storage, repair=True) == []
 
 
-async def test_lost_and_changed_objects_are_told_and_stay(filled, storage, folder_alone):
+async def test_lost_and_changed_objects_are_reported_and_kept(filled, storage, folder_alone):
     digest = await wheel_digest(filled)
     path = object_path(storage, digest)
     body = path.read_bytes()
@@ -68,7 +68,7 @@ async def test_lost_and_changed_objects_are_told_and_stay(filled, storage, folde
     assert "reverse_text-0.1.0" in finding.detail
 
 
-async def test_what_nothing_needs_is_removed_once_it_is_old(filled, storage, tmp_path, folder_alone):
+async def test_unused_objects_are_removed_once_they_are_old(filled, storage, tmp_path, folder_alone):
     loose = tmp_path / "loose"
     loose.write_bytes(b"from an upload that died")
     with loose.open("rb") as file:
@@ -98,7 +98,7 @@ async def test_what_nothing_needs_is_removed_once_it_is_old(filled, storage, tmp
     ],
     ids=["page", "root", "renamed", "count", "runs", "size"],
 )
-async def test_what_can_be_derived_is_mended(filled, storage, damage, expected):
+async def test_derived_data_is_repaired(filled, storage, damage, expected):
     hub = filled
     good = (await hub.get("/alice/simple/reverse-text/")).content
     with hub.database.write() as session:
@@ -113,7 +113,7 @@ async def test_what_can_be_derived_is_mended(filled, storage, damage, expected):
     assert (await hub.get("/alice/simple/reverse-text/")).content == good
 
 
-async def test_deleted_things_are_not_missed(filled, storage):
+async def test_deleted_versions_are_not_reported_as_missing(filled, storage):
     await filled.client.delete("/api/v1/environments/alice/reverse-text", headers=filled.auth())
     assert codes(filled, storage) == []
 

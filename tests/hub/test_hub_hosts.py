@@ -22,7 +22,7 @@ def accepts(host: str | None, address: str | None = "http://127.0.0.1:8600", **s
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8600", "localhost", "LOCALHOST:80", "localhost.", "[::1]:8600", None]
 )
-def test_a_local_hub_is_called_by_local_names(host):
+def test_a_local_hub_accepts_local_host_names(host):
     assert accepts(host)
 
 
@@ -39,11 +39,11 @@ BAD += ["localhost/", "[::1", "localhost\r", "10.0.0.1", "localhost:999999"]
 
 
 @pytest.mark.parametrize("host", BAD)
-def test_a_local_hub_is_called_by_no_other(host):
+def test_a_local_hub_rejects_other_host_names(host):
     assert not accepts(host)
 
 
-def test_the_public_address_names_the_hub_and_so_do_further_names():
+def test_configured_host_names_are_accepted():
     public = {"public_url": "https://Hub.example.org/wander/"}
     assert accepts("hub.example.org", **public)
     assert accepts("hub.example.org:8443", **public)
@@ -64,7 +64,7 @@ def test_a_hub_on_every_address_goes_by_numbers_and_names_that_are_nobody_s():
     assert not accepts("evil.example", "http://box.lan:8600")
 
 
-async def test_every_way_into_the_hub_asks_for_the_name(hub, make_wheel):
+async def test_every_route_checks_the_host_name(hub, make_wheel):
     await hub.publish()
     app = create_app(hub.settings, database=hub.database, address="http://127.0.0.1:8600")
     ways = (

@@ -56,11 +56,11 @@ class Anchors(HTMLParser):
         (" TEXT/HTML ; Q=1.0 ", HTML),
     ],
 )
-def test_negotiation(accept, answer):
+def test_the_media_type_is_negotiated(accept, answer):
     assert negotiate(accept) == answer
 
 
-def test_format_outranks_accept():
+def test_the_format_parameter_overrides_the_accept_header():
     assert negotiate("text/html", JSON_V1) == JSON_V1
     assert negotiate("text/html", JSON_V1.replace("+", " ")) == JSON_V1
     assert negotiate(JSON_V1, "text/csv") is None
@@ -71,7 +71,7 @@ def test_no_accept_header_breaks_it(accept):
     assert negotiate(accept) in {None, HTML, HTML_V1, JSON_V1}
 
 
-async def test_both_formats_say_the_same(hub, make_wheel):
+async def test_both_formats_have_the_same_content(hub, make_wheel):
     for version in ("0.1.0", "0.2.0"):
         await hub.publish(make_wheel(version=version, requires_python=">=3.11,<4"))
     html = await hub.get(PAGE)
@@ -114,7 +114,7 @@ async def test_root_lists_projects_in_both_formats(hub, make_wheel):
     assert (await hub.get("/nobody/simple/")).status_code == 404
 
 
-async def test_page_is_conditional_and_changes_at_once(hub, make_wheel):
+async def test_index_pages_support_conditional_requests(hub, make_wheel):
     await hub.publish()
     first = await hub.get(PAGE, headers={"Accept": PIP})
     assert first.headers["cache-control"] == "no-cache"
@@ -129,7 +129,7 @@ async def test_page_is_conditional_and_changes_at_once(hub, make_wheel):
     assert "0.2.0" in changed.text
 
 
-async def test_unacceptable_format_is_a_406_that_says_what_there_is(hub):
+async def test_an_unacceptable_format_is_a_406_that_lists_the_formats(hub):
     await hub.publish()
     for answer in (
         await hub.get(PAGE, headers={"Accept": "image/png"}),

@@ -29,7 +29,7 @@ async def names(hub, **options) -> list[str]:
     return [one["name"] for one in page["projects"]]
 
 
-async def test_it_lists_what_lies_in_its_owners_namespace(filled):
+async def test_the_combined_index_lists_the_namespace_of_each_owner(filled):
     assert await names(filled) == ["alice", "alice-texts", "bob-games"]
     html = (await filled.get("/simple/")).text
     assert '<a href="alice-texts/">alice-texts</a>' in html
@@ -37,7 +37,7 @@ async def test_it_lists_what_lies_in_its_owners_namespace(filled):
     assert "/OWNER/simple/" in (await filled.get("/simple/texts/")).json()["hint"]
 
 
-async def test_a_name_is_served_by_the_owner_whose_it_is(filled):
+async def test_a_name_is_served_by_its_owner(filled):
     combined = await filled.get("/simple/bob-games/", headers=AS_JSON)
     own = await filled.get("/bob/simple/bob-games/", headers=AS_JSON)
     assert (combined.content, combined.headers["etag"]) == (own.content, own.headers["etag"])
@@ -57,7 +57,7 @@ async def test_other_spellings_are_redirected(filled):
     assert (await filled.get("/simple")).headers["location"] == "/simple/"
 
 
-async def test_a_younger_owner_takes_no_names_away(filled, make_wheel):
+async def test_a_newer_owner_cannot_take_existing_names(filled, make_wheel):
     hub = filled
     with hub.database.write() as session:
         user = accounts.add_user(session, "alice-texts")
@@ -70,7 +70,7 @@ async def test_a_younger_owner_takes_no_names_away(filled, make_wheel):
     assert (await hub.get("/simple/alice-texts-long/")).status_code == 404
 
 
-async def test_private_environments_are_seen_by_their_readers_alone(filled, make_wheel):
+async def test_private_environments_are_visible_only_to_their_readers(filled, make_wheel):
     spec = make_wheel(name="alice-secret")
     await filled.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
     path = "/simple/alice-secret/"
@@ -89,7 +89,7 @@ async def test_namespaces_are_described(filled):
     assert (await filled.get("/simple/namespace/carol")).status_code == 404
 
 
-async def test_hatch_finds_what_is_uploaded_below_the_upload_address(filled):
+async def test_hatch_finds_uploaded_files_below_the_upload_address(filled):
     page = await filled.get("/alice/legacy/+simple/texts/")
     assert page.status_code == 200
     assert ">texts-0.1.0-py3-none-any.whl</a>" in page.text

@@ -81,7 +81,7 @@ def told(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
     return answer.status_code, headers, body
 
 
-async def test_both_ways_answer_alike(both):
+async def test_the_direct_and_the_normal_route_respond_equally(both):
     hub, long_way = both
     for path, headers, method in itertools.product(PATHS, HEADERS, ("GET", "HEAD")):
         short = await hub.client.request(method, path, headers=headers)
@@ -95,7 +95,7 @@ async def test_both_ways_answer_alike(both):
             assert short.status_code == 304
 
 
-async def test_the_short_way_is_taken(both, monkeypatch, folder_alone):
+async def test_the_direct_route_is_used(both, monkeypatch, folder_alone):
     hub, _ = both
     ways: list[bool] = []
     answered = direct.DirectIndex.answer
@@ -114,7 +114,7 @@ async def test_the_short_way_is_taken(both, monkeypatch, folder_alone):
     assert ways[6:] == [False] * 3
 
 
-async def test_what_not_everybody_may_have_is_not_told(both, make_wheel):
+async def test_the_direct_route_reveals_nothing_private(both, make_wheel):
     hub, long_way = both
     secret = make_wheel(name="secret")
     await hub.upload(secret.build(), secret.wheel_name, fields={"wander_visibility": "private"})
@@ -132,7 +132,7 @@ async def test_what_not_everybody_may_have_is_not_told(both, make_wheel):
     assert b".whl" not in (await hub.get(PAGE)).content
 
 
-async def test_a_change_is_seen_at_once_by_every_process(both, make_wheel, settings):
+async def test_every_process_sees_changes_immediately(both, make_wheel, settings):
     hub, _ = both
     database = type(hub.database)(hub.database.url)
     elsewhere = create_app(hub.settings, database=database)
@@ -168,7 +168,7 @@ async def test_a_change_is_seen_at_once_by_every_process(both, make_wheel, setti
     database.close()
 
 
-async def test_answers_are_kept_while_nothing_changes(both, make_wheel, monkeypatch, sqlite_alone):
+async def test_responses_are_cached_while_nothing_changes(both, make_wheel, monkeypatch, sqlite_alone):
     hub, _ = both
     asked: list[str] = []
     first_row = AnonymousReader._first_row
@@ -194,7 +194,7 @@ async def test_answers_are_kept_while_nothing_changes(both, make_wheel, monkeypa
     assert asked == ["page"]
 
 
-async def test_kept_answers_stay_within_their_bounds(both, monkeypatch, sqlite_alone):
+async def test_cached_responses_stay_within_their_limits(both, monkeypatch, sqlite_alone):
     hub, _ = both
     index = hub.client._transport.app._direct
     monkeypatch.setattr(direct, "_KEPT_BYTES", 3 * direct._KEPT_OVERHEAD)
@@ -251,7 +251,7 @@ def test_encodings_are_negotiated(accepted, chosen):
 
 
 @given(st.integers(1, 40), st.integers(0, 50), st.integers(0, 50))
-def test_a_range_is_that_part_of_the_file_or_refused(size, first, last):
+def test_a_range_request_returns_that_part_or_is_rejected(size, first, last):
     body = bytes(range(size))
     for header, part in (
         (f"bytes={first}-{last}", body[first : last + 1] if first <= last else body),
@@ -270,11 +270,11 @@ def test_a_range_is_that_part_of_the_file_or_refused(size, first, last):
 @pytest.mark.parametrize(
     "header", [None, "", "bytes", "bytes=-", "bytes=a-b", "lines=0-1", "bytes=0-1,3-4", "bytes=5-2"]
 )
-def test_what_is_no_single_range_gets_the_whole(header):
+def test_several_ranges_get_the_whole_file(header):
     assert parse_range(header, None, '"x"', 10) is None
 
 
-async def test_a_file_that_vanished_is_an_error_of_the_hub(both, folder_alone):
+async def test_a_missing_stored_file_is_an_error_of_the_hub(both, folder_alone):
     hub, long_way = both
     sha256 = (await long_way.get(WHEEL)).headers["etag"].strip('"')
     (hub.settings.data / "objects" / "sha256" / sha256[:2] / sha256[2:]).unlink()
@@ -282,7 +282,7 @@ async def test_a_file_that_vanished_is_an_error_of_the_hub(both, folder_alone):
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
 
 
-async def test_nginx_is_told_where_a_file_lies(both, folder_alone):
+async def test_nginx_gets_the_path_of_a_file(both, folder_alone):
     hub, _ = both
     behind = create_app(hub.settings.model_copy(update={"accel_prefix": "/_objects/"}), database=hub.database)
     async with asgi_client(behind) as client:
@@ -302,7 +302,7 @@ async def test_nginx_is_told_where_a_file_lies(both, folder_alone):
         assert counted == 2, "the parts at the beginning alone"
 
 
-def test_an_object_store_gives_addresses_that_end():
+def test_an_object_store_gives_addresses_that_expire():
     keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "eu-central-1"}
     address = Storage(S3Store("bucket", **keys)).presign("ab" * 32, 300)
     assert address is not None
@@ -311,7 +311,7 @@ def test_an_object_store_gives_addresses_that_end():
     assert Storage(MemoryStore()).presign("ab" * 32, 300) is None
 
 
-async def test_downloads_are_sent_on_to_the_object_store(both, monkeypatch):
+async def test_downloads_redirect_to_the_object_store(both, monkeypatch):
     hub, _ = both
     storage = Storage(MemoryStore())
     monkeypatch.setattr(storage, "presign", lambda sha256, seconds: f"https://bucket/{sha256}?{seconds}")

@@ -73,7 +73,7 @@ async def test_simple_repository_reads_the_same_from_both(hub, pages):
             assert (one.yanked or False) == (two.yanked or False)
 
 
-async def test_status_and_yank_are_on_the_pages(hub, pages):
+async def test_index_pages_show_status_and_yanks(hub, pages):
     _, yanked, deprecated, archived = pages
     files = (await hub.get(yanked, headers={"Accept": JSON_V1})).json()["files"]
     assert {file["yanked"] for file in files} == {'wrong <b>"rewards"</b> & worse'}
@@ -84,7 +84,7 @@ async def test_status_and_yank_are_on_the_pages(hub, pages):
     assert "<b>" not in (await hub.get(yanked)).text
 
 
-async def test_pages_hold_what_their_standards_demand(hub, pages):
+async def test_index_pages_follow_their_standards(hub, pages):
     for path in pages:
         page = (await hub.get(path, headers={"Accept": JSON_V1})).json()
         assert page["meta"]["api-version"] == "1.5"
@@ -97,7 +97,7 @@ async def test_pages_hold_what_their_standards_demand(hub, pages):
             assert metadata.status_code == 200
 
 
-async def test_root_is_read_by_both(hub, pages):
+async def test_both_clients_read_the_root_page(hub, pages):
     html = parser.parse_html_project_list((await hub.get("/alice/simple/")).text)
     data = parser.parse_json_project_list((await hub.get("/alice/simple/", headers={"Accept": JSON_V1})).text)
     names = [one.normalized_name for one in data.projects]

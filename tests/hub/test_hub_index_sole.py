@@ -73,7 +73,7 @@ def behind(hub: Any) -> Behind:
     return found
 
 
-async def test_an_owners_names_are_the_pages_of_its_index(hub, behind, make_wheel):
+async def test_environments_of_an_owner_are_the_pages_of_its_index(hub, behind, make_wheel):
     await hub.publish(make_wheel(name="echo"))
     behind.offer("echo")
     for headers in ({}, AS_JSON, hub.auth(), {"Accept-Encoding": "zstd", **AS_JSON}):
@@ -91,7 +91,7 @@ async def test_an_owners_names_are_the_pages_of_its_index(hub, behind, make_whee
     assert behind.asked == []
 
 
-async def test_other_names_come_from_behind_with_their_digests(hub, behind):
+async def test_other_names_come_from_the_upstream_index_with_digests(hub, behind):
     page = (await hub.get("/alice/index/requests/", headers=AS_JSON)).json()
     (file,) = page["files"]
     assert file["url"] == "https://index.example/packages/requests-2.0-py3-none-any.whl"
@@ -117,13 +117,13 @@ async def test_other_names_come_from_behind_with_their_digests(hub, behind):
     assert (await hub.get("/alice/index/requests/", headers={"Accept": "image/png"})).status_code == 406
 
 
-async def test_those_who_want_one_page_at_once_wait_for_one_answer(hub, behind):
+async def test_simultaneous_requests_for_a_page_ask_upstream_once(hub, behind):
     answers = await asyncio.gather(*(hub.get("/alice/index/requests/") for _ in range(8)))
     assert {one.status_code for one in answers} == {200}
     assert behind.asked == ["requests"]
 
 
-async def test_a_silent_index_leaves_what_was_kept_in_use(hub, behind, monkeypatch):
+async def test_cached_pages_are_used_while_upstream_is_silent(hub, behind, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("wander_hub.index.upstream.time.monotonic", lambda: now[0])
     before = (await hub.get("/alice/index/requests/")).content
@@ -137,14 +137,14 @@ async def test_a_silent_index_leaves_what_was_kept_in_use(hub, behind, monkeypat
     assert (await hub.get("/alice/index/numpy/")).status_code == 200
 
 
-async def test_pages_that_are_none_are_no_answer(hub, behind):
+async def test_invalid_upstream_pages_are_ignored(hub, behind):
     behind.pages["bad"] = (JSON_V1, b'{"files": 3}')
     behind.pages["worse"] = (JSON_V1, b"<html>")
     for name in ("bad", "worse"):
         assert (await hub.get(f"/alice/index/{name}/")).status_code == 503
 
 
-async def test_names_of_wander_never_come_from_behind(hub, behind, make_wheel):
+async def test_names_of_wander_never_come_from_upstream(hub, behind, make_wheel):
     for name in ("wander-sdk", "wander-more"):
         behind.offer(name)
         answer = await hub.get(f"/alice/index/{name}/")
@@ -152,7 +152,7 @@ async def test_names_of_wander_never_come_from_behind(hub, behind, make_wheel):
     assert behind.asked == []
 
 
-async def test_a_name_in_another_namespace_is_refused_where_it_is_ambiguous(hub, behind, make_wheel):
+async def test_an_ambiguous_name_of_another_namespace_is_rejected(hub, behind, make_wheel):
     await hub.publish(make_wheel(name="bob-base"), owner="bob")
     answer = await hub.get("/alice/index/bob-base/")
     assert (answer.status_code, answer.headers["location"]) == (307, "/simple/bob-base/")
@@ -165,7 +165,7 @@ async def test_a_name_in_another_namespace_is_refused_where_it_is_ambiguous(hub,
     assert (answer.status_code, answer.json()["code"]) == (409, "ambiguous_name")
 
 
-async def test_what_an_owner_hides_or_had_never_comes_from_behind(hub, behind, make_wheel):
+async def test_hidden_and_former_names_never_come_from_upstream(hub, behind, make_wheel):
     for name in ("hidden", "gone", "moved"):
         await hub.publish(make_wheel(name=name))
         behind.offer(name)
@@ -222,7 +222,7 @@ async def hide(hub: Any, make_wheel: Any, name: str, owner: str = "alice") -> No
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_no_state_of_the_index_behind_reveals_a_private_name(hub, make_wheel, monkeypatch, state):
+async def test_no_state_of_upstream_reveals_a_private_name(hub, make_wheel, monkeypatch, state):
     """Free and hidden names get the same answer, at first and when the hub knows the state."""
     monkeypatch.setattr(upstream, "_TIMEOUT_SECONDS", 0.8)
     for name, owner in (("secret", "alice"), ("bob-secret", "bob")):
@@ -248,7 +248,7 @@ async def test_no_state_of_the_index_behind_reveals_a_private_name(hub, make_whe
     app.state.upstream = Upstream(None)
 
 
-async def test_a_private_name_is_not_sent_to_the_index_behind(hub, behind, make_wheel):
+async def test_a_private_name_is_not_sent_upstream(hub, behind, make_wheel):
     await hide(hub, make_wheel, "secret")
     assert (await hub.get("/alice/index/secret/")).status_code == 401
     (asked,) = behind.asked

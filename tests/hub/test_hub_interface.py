@@ -42,7 +42,7 @@ def filled(path: str) -> str:
     return re.sub(r"{(\w+)[^}]*}", lambda match: values.get(match[1], "1"), path)
 
 
-async def test_each_mutating_route_demands_a_token(hub):
+async def test_each_mutating_route_requires_a_token(hub):
     app = hub.client._transport.app
     proving = {one[:2] for one in find_mutating_routes(app.routes) if isinstance(one[2], ByBody)}
     assert (await hub.client.post("/_/oidc/mint-token", headers=hub.auth())).status_code in (404, 422)
@@ -84,14 +84,14 @@ async def test_other_spellings_redirect_in_every_route(hub):
 
 
 @pytest.mark.parametrize("path", ["//evil.example", "/%5Cevil.example/", "///", "/%2F%2Fevil.example/A/B/C/"])
-async def test_no_spelling_leads_to_another_host(hub, path):
+async def test_no_spelling_redirects_to_another_host(hub, path):
     answer = await hub.get(f"{hub.client.base_url}{path}", follow_redirects=False)
     location = answer.headers.get("location", "/")
     assert httpx.URL("http://hub/").join(location).host == "hub"
     assert not location.startswith(("//", "/\\"))
 
 
-async def test_no_read_changes_anything_and_none_fails(hub):
+async def test_reads_change_nothing_and_do_not_fail(hub):
     for method, path in routes(hub):
         if method not in ("GET", "HEAD"):
             continue
@@ -101,7 +101,7 @@ async def test_no_read_changes_anything_and_none_fails(hub):
 
 
 @pytest.mark.full
-async def test_what_somebody_is_told_who_says_who_they_are_is_kept_by_no_cache(hub, make_wheel, run_of):
+async def test_responses_to_authenticated_requests_are_not_cached(hub, make_wheel, run_of):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     private = make_wheel(name="secret", files={"secret.py": b"def load_environment(): ...\n"})
@@ -151,7 +151,7 @@ async def test_openapi_documents_every_machine_route_and_its_errors(hub):
     assert set(body["schema"]["properties"]) == {"manifest", "rollouts", "artifacts", "private", "name"}
 
 
-async def test_no_page_of_a_third_party_documents_the_interface(hub):
+async def test_api_docs_load_nothing_from_third_parties(hub):
     for path in ("/redoc", "/api/docs"):
         assert (await hub.get(path)).status_code == 404
     page = await hub.get("/docs")
@@ -160,7 +160,7 @@ async def test_no_page_of_a_third_party_documents_the_interface(hub):
     assert not re.search(r'(?:src|href)="(?:https?:)?//', page.text.replace(f'src="{ours}', 'src="'))
 
 
-async def test_a_body_that_cannot_be_read_is_documented_everywhere(hub):
+async def test_the_error_for_invalid_bodies_is_documented_everywhere(hub):
     document = (await hub.get("/openapi.json")).json()
     read = [
         operation
@@ -187,7 +187,7 @@ async def test_errors_are_problems_with_the_request_id(hub):
     assert (nowhere.status_code, nowhere.json()["code"]) == (404, "not_found")
 
 
-async def test_pages_and_data_are_chosen_by_what_is_accepted(hub):
+async def test_the_accept_header_chooses_page_or_data(hub):
     page = await hub.get("/nobody/nothing", headers={"Accept": "text/html"})
     assert page.headers["content-type"].startswith("text/html")
     for path in ("/api/v1/runs/none", "/nobody/simple/x/"):
@@ -212,7 +212,7 @@ async def test_pages_and_data_are_chosen_by_what_is_accepted(hub):
         (HubProblem(409, "taken", "it is"), 409, "taken"),
     ],
 )
-async def test_failures_inside_become_problems_without_their_details(hub, failure, status, code, caplog):
+async def test_internal_errors_become_problems_without_details(hub, failure, status, code, caplog):
     app = create_app(hub.settings, database=hub.database)
 
     @app.get("/api/v1/broken")
@@ -229,7 +229,7 @@ async def test_failures_inside_become_problems_without_their_details(hub, failur
         assert (line.exc_info, line.getMessage().count("\n")) == (None, 0)
 
 
-async def test_a_database_that_cannot_be_reached_is_told_by_index_and_api_alike(tmp_path):
+async def test_an_unreachable_database_is_reported_by_index_and_api(tmp_path):
     nobody = f"postgresql+psycopg://wander@127.0.0.1:{free_port()}/wander"
     app = create_app(Settings(data=tmp_path, database_url=nobody))
     async with asgi_client(app) as client:
@@ -240,7 +240,7 @@ async def test_a_database_that_cannot_be_reached_is_told_by_index_and_api_alike(
         assert (await client.get("/live")).status_code == 200
 
 
-async def test_answers_are_strict_with_browsers(hub):
+async def test_responses_have_strict_security_headers(hub):
     for path in ("/", "/health", "/openapi.json", "/nothing-here"):
         headers = (await hub.get(path)).headers
         assert "default-src 'none'" in headers["content-security-policy"]

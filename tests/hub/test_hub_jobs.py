@@ -121,7 +121,7 @@ def waits_to_be_stopped(begun: threading.Event) -> Handler:
     return handler
 
 
-def test_a_job_is_done_once_and_its_result_kept_with_its_end(queue):
+def test_a_job_runs_once_and_its_result_is_stored_when_it_ends(queue):
     done: list[Mapping[str, object]] = []
     number = submit(queue)
     assert submit(queue) == number, "a second job of one key is the first"
@@ -136,7 +136,7 @@ def test_a_job_is_done_once_and_its_result_kept_with_its_end(queue):
     assert (state(queue, number), job(queue, number).attempt) == ("done", 1)
 
 
-def test_a_job_whose_submission_is_undone_was_never_there(queue):
+def test_a_rolled_back_submission_leaves_no_job(queue):
     def undone() -> None:
         with queue.database.write() as session:
             queue.submit(session, "play", "one", {})
@@ -147,7 +147,7 @@ def test_a_job_whose_submission_is_undone_was_never_there(queue):
     assert waiting_done(queue, lambda context: nothing) == 0
 
 
-def test_higher_priorities_come_first_and_other_kinds_are_left(queue):
+def test_higher_priorities_come_first_and_other_kinds_are_skipped(queue):
     taken: list[str] = []
     submit(queue, "late")
     submit(queue, "soon", priority=5)
@@ -163,7 +163,7 @@ def test_higher_priorities_come_first_and_other_kinds_are_left(queue):
     assert state(queue, other) == "queued"
 
 
-def test_what_cannot_succeed_is_not_tried_again(queue):
+def test_hopeless_jobs_are_not_retried(queue):
     number = submit(queue)
 
     def handler(context: JobContext) -> Callable[[Session], None]:
@@ -177,7 +177,7 @@ def test_what_cannot_succeed_is_not_tried_again(queue):
     assert job(queue, number).finished_at is not None
 
 
-def test_a_failure_is_tried_again_and_at_last_given_up(queue, caplog):
+def test_failed_jobs_are_retried_a_limited_number_of_times(queue, caplog):
     number = submit(queue)
 
     def handler(context: JobContext) -> Callable[[Session], None]:
@@ -195,7 +195,7 @@ AWAY = {
 
 
 @pytest.mark.parametrize("told", AWAY)
-def test_a_fault_of_the_hub_counts_no_attempt_however_often(queue, caplog, told):
+def test_errors_of_the_hub_do_not_count_as_attempts(queue, caplog, told):
     number, tries = submit(queue), 40
 
     def handler(context: JobContext) -> Callable[[Session], None]:
@@ -213,7 +213,7 @@ def test_a_fault_of_the_hub_counts_no_attempt_however_often(queue, caplog, told)
     assert "Traceback" not in caplog.text
 
 
-def test_a_fault_of_the_hub_is_waited_for_longer_each_time(make_queue, caplog):
+def test_errors_of_the_hub_are_retried_with_growing_delays(make_queue, caplog):
     queue = make_queue(retry_seconds=10)
     number, pauses = submit(queue), []
 
@@ -229,7 +229,7 @@ def test_a_fault_of_the_hub_is_waited_for_longer_each_time(make_queue, caplog):
     assert pauses[-2:] == [2**11, 2**11]
 
 
-def test_all_that_waits_for_the_hub_is_retried_by_one_call(make_queue, caplog):
+def test_all_jobs_that_wait_for_the_hub_are_retried_together(make_queue, caplog):
     queue = make_queue(retry_seconds=3600)
     ends = {
         "waits": JobPostponed("no sandbox"),
@@ -274,7 +274,7 @@ def order(queue: TableQueue) -> list[str]:
     return done
 
 
-def test_turns_go_round_by_user(queue, users):
+def test_users_take_turns(queue, users):
     ada, bea, cid = users
     for number in range(4):
         submit(queue, f"a{number}", created_by=ada)
@@ -284,7 +284,7 @@ def test_turns_go_round_by_user(queue, users):
     assert order(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-def test_whoever_comes_late_is_next_and_gains_no_credit_by_waiting(queue, users):
+def test_new_users_are_next_but_gain_no_credit_by_waiting(queue, users):
     ada, bea, _ = users
     for number in range(6):
         submit(queue, f"a{number}", created_by=ada)
@@ -296,7 +296,7 @@ def test_whoever_comes_late_is_next_and_gains_no_credit_by_waiting(queue, users)
     assert order(queue) == ["a3", "b0", "a4", "b1", "a5", "b2"]
 
 
-def test_a_long_job_costs_its_user_as_many_turns(queue, users):
+def test_a_long_job_costs_its_user_several_turns(queue, users):
     ada, bea, _ = users
     submit(queue, "long", created_by=ada, cost=4)
     submit(queue, "next", created_by=ada)
@@ -305,7 +305,7 @@ def test_a_long_job_costs_its_user_as_many_turns(queue, users):
     assert order(queue) == ["long", "b0", "b1", "b2", "b3", "next", "b4"]
 
 
-def test_a_job_that_is_tried_again_waits_for_its_next_turn(queue, users, caplog):
+def test_a_retried_job_waits_for_the_next_turn_of_its_user(queue, users, caplog):
     ada, bea, _ = users
     submit(queue, "broken", created_by=ada)
     for number in range(2):
@@ -332,7 +332,7 @@ def test_priorities_come_before_turns(queue, users):
     assert order(queue) == ["urgent", "a0", "b0", "a1", "a2"]
 
 
-def test_a_job_that_is_put_off_waits_again_and_only_once(queue, users):
+def test_a_job_can_be_postponed_only_once(queue, users):
     number = submit(queue, created_by=users[0])
     late = queue.claim("w1", ["play"])
     with queue.database.write() as session:
@@ -348,7 +348,7 @@ def test_a_job_that_is_put_off_waits_again_and_only_once(queue, users):
     assert state(queue, number) == "done"
 
 
-def test_a_failure_is_not_tried_again_at_once(make_queue, caplog):
+def test_failed_jobs_are_not_retried_immediately(make_queue, caplog):
     queue = make_queue(retry_seconds=3600)
     number = submit(queue)
 
@@ -361,7 +361,7 @@ def test_a_failure_is_not_tried_again_at_once(make_queue, caplog):
     assert job(queue, number).run_after > now() + timedelta(minutes=30)
 
 
-def test_a_job_whose_worker_died_waits_before_it_is_tried_again(make_queue):
+def test_a_job_of_a_dead_worker_waits_before_its_retry(make_queue):
     """Else a hub that is started again and again has no time for a job, and gives it up."""
     queue = make_queue(retry_seconds=3600)
     number = submit(queue)
@@ -372,7 +372,7 @@ def test_a_job_whose_worker_died_waits_before_it_is_tried_again(make_queue):
     assert job(queue, number).run_after > now() + timedelta(minutes=30)
 
 
-def test_a_late_worker_can_keep_nothing(queue):
+def test_a_worker_with_an_expired_lease_stores_nothing(queue):
     number = submit(queue)
     late = queue.claim("late", ["play"])
     assert late is not None
@@ -395,7 +395,7 @@ def test_a_late_worker_can_keep_nothing(queue):
     assert waiting_done(queue, lambda context: nothing) == 0
 
 
-def test_a_result_that_cannot_be_kept_leaves_the_job_undone(queue, caplog):
+def test_a_result_that_cannot_be_stored_leaves_the_job_unfinished(queue, caplog):
     number = submit(queue)
     tries: list[int] = []
 
@@ -410,7 +410,7 @@ def test_a_result_that_cannot_be_kept_leaves_the_job_undone(queue, caplog):
     assert (done.state, done.attempt, done.payload) == ("done", 2, {"try": 2})
 
 
-def test_a_job_that_kills_its_workers_is_given_up(queue):
+def test_a_job_that_kills_its_workers_fails(queue):
     number = submit(queue)
     for attempt in range(1, jobs.MAX_ATTEMPTS + 1):
         lease = queue.claim(f"w{attempt}", ["play"])
@@ -422,7 +422,7 @@ def test_a_job_that_kills_its_workers_is_given_up(queue):
     assert job(queue, number).error == "the worker crashed on every attempt"
 
 
-def test_a_job_that_waits_is_called_off_at_once_and_one_that_runs_soon(make_queue, working):
+def test_waiting_and_running_jobs_are_canceled(make_queue, working):
     queue = make_queue(lease_seconds=0.6)
     begun = threading.Event()
     running = submit(queue, "running")
@@ -437,7 +437,7 @@ def test_a_job_that_waits_is_called_off_at_once_and_one_that_runs_soon(make_queu
     assert queue.claim("a", ["play", "other"]) is None
 
 
-def test_a_worker_that_ends_gives_its_job_back_uncounted(queue, working):
+def test_a_stopping_worker_returns_its_job_without_counting_an_attempt(queue, working):
     number = submit(queue)
     begun = threading.Event()
     worker = working(queue, waits_to_be_stopped(begun))
@@ -447,7 +447,7 @@ def test_a_worker_that_ends_gives_its_job_back_uncounted(queue, working):
     assert waiting_done(queue, lambda context: nothing) == 1
 
 
-def test_whose_clock_is_wrong_takes_no_job_from_another(make_queue, monkeypatch):
+def test_a_wrong_clock_does_not_steal_jobs(make_queue, monkeypatch):
     queue = make_queue(lease_seconds=60)
     if queue.database.engine.dialect.name == "sqlite":
         pytest.skip("all processes are on one machine, whose clock they share")
@@ -464,7 +464,7 @@ def test_whose_clock_is_wrong_takes_no_job_from_another(make_queue, monkeypatch)
     assert (state(queue, number), job(queue, number).lease_owner) == ("running", "w1")
 
 
-def test_a_worker_that_lost_its_lease_hears_of_it(make_queue):
+def test_a_worker_notices_a_lost_lease(make_queue):
     queue = make_queue(lease_seconds=0.6)
     number = submit(queue)
     heard: list[type[BaseException]] = []
@@ -486,7 +486,7 @@ def test_a_worker_that_lost_its_lease_hears_of_it(make_queue):
     assert (state(queue, number), job(queue, number).lease_owner) == ("running", "thief")
 
 
-def test_progress_is_told_while_the_work_goes_on(make_queue):
+def test_progress_is_recorded_during_the_work(make_queue):
     queue = make_queue(lease_seconds=2)
     number = submit(queue)
 
@@ -526,17 +526,17 @@ def all_taken_once(queue: TableQueue, working: Working, count: int) -> None:
     assert Counter(taken) == Counter(f"job {number}" for number in range(count))
 
 
-def test_several_workers_take_each_job_once(queue, working):
+def test_several_workers_run_each_job_once(queue, working):
     all_taken_once(queue, working, 60)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_several_workers_take_each_of_a_thousand_jobs_once(queue, working):
+def test_several_workers_run_each_of_a_thousand_jobs_once(queue, working):
     all_taken_once(queue, working, 1000)
 
 
-def test_a_worker_hears_of_a_job_that_is_submitted(queue, working, monkeypatch):
+def test_a_worker_is_notified_of_new_jobs(queue, working, monkeypatch):
     monkeypatch.setattr(jobs.worker, "POLL_SECONDS", 3600)
     done = threading.Event()
 
@@ -553,7 +553,7 @@ def test_a_worker_hears_of_a_job_that_is_submitted(queue, working, monkeypatch):
     raise AssertionError("it never heard of one")
 
 
-def test_a_worker_looks_for_work_of_its_own_before_it_takes_any(queue, working):
+def test_a_worker_does_its_own_periodic_work_first(queue, working):
     done = threading.Event()
 
     def handler(context: JobContext) -> Callable[[Session], None]:

@@ -98,7 +98,7 @@ def site(database, tmp_path) -> Iterator[Site]:
             one.kill(worker)
 
 
-def test_a_worker_that_is_stopped_past_its_lease_can_keep_nothing(site):
+def test_a_worker_paused_past_its_lease_stores_nothing(site):
     (number,) = site.submit(1)
     first = site.start()
     until(lambda: site.begun(number) == {first}, "the first one works")
@@ -114,7 +114,7 @@ def test_a_worker_that_is_stopped_past_its_lease_can_keep_nothing(site):
     assert site.states() == {"done": 2}
 
 
-def test_jobs_of_workers_that_are_killed_go_to_others_and_end_once(site):
+def test_jobs_of_killed_workers_finish_once_elsewhere(site):
     chance = random.Random(20)
     numbers: list[int] = []
     site.open_gate()
@@ -133,7 +133,7 @@ def test_jobs_of_workers_that_are_killed_go_to_others_and_end_once(site):
     assert sorted(job for job, _ in site.results()) == sorted(numbers)
 
 
-def test_a_job_that_kills_every_worker_is_given_up(site):
+def test_a_job_that_kills_every_worker_process_fails(site):
     (number,) = site.submit(1)
     with site.database.write() as session:
         session.execute(update(Job).values(max_attempts=2))

@@ -52,7 +52,7 @@ with database.write(HUB) as session:
     [("sqlite", ("rows", "pages", "commit")), ("postgresql", ("commit",))],
     indirect=["database_kind"],
 )
-async def test_a_killed_publication_happened_or_did_not(hub, make_wheel, tmp_path, steps, folder_alone):
+async def test_a_killed_publication_is_complete_or_absent(hub, make_wheel, tmp_path, steps, folder_alone):
     storage = hub.client._transport.app.state.storage
     await hub.publish(make_wheel(version="0.1.0"))
     spec = make_wheel(version="0.2.0")

@@ -17,7 +17,7 @@ async def post(hub, run_of, sha256, number, reward, **changes):
     return answer.json()
 
 
-async def test_rows_are_ordered_and_overlap_widens_ranks(hub, run_of):
+async def test_rows_are_sorted_and_overlap_widens_ranks(hub, run_of):
     sha256 = await hub.publish()
     size = {"examples": 40, "per_example": 1}
     for number, (model, ones) in enumerate([("weak", 2), ("good", 30), ("alike", 31), ("best", 40)]):
@@ -44,7 +44,7 @@ async def test_incomplete_and_training_runs_never_rank(hub, run_of):
     assert (detail["runs"], detail["best_model"], detail["best_reward"]) == (3, "whole", 0.5)
 
 
-async def test_only_incomplete_runs_leave_an_empty_board(hub, run_of):
+async def test_a_board_with_only_incomplete_runs_is_empty(hub, run_of):
     sha256 = await hub.publish()
     await post(hub, run_of, sha256, 0, [None] * 6)
     board = (await hub.get(BOARD)).json()
@@ -87,7 +87,7 @@ async def test_other_arguments_are_another_board(hub, run_of):
     assert (await hub.get(BOARD)).json()["boards"] == 2
 
 
-async def test_unknown_names(hub):
+async def test_unknown_names_are_not_found(hub):
     await hub.publish()
     assert (await hub.get(BOARD.replace("reverse", "revers"))).json()["code"] == "environment_not_found"
     assert (await hub.get(BOARD, params={"version": "7"})).json()["code"] == "version_not_found"
@@ -98,7 +98,7 @@ places = st.builds(lambda tier, ends: BoardPlace(tier, *ends), st.integers(0, 3)
 
 
 @given(st.lists(places, max_size=12))
-def test_ranks_hold_every_possible_order(places):
+def test_rank_ranges_cover_every_possible_order(places):
     bounds = Bounds()
     for one in [*places, *places]:
         bounds.add(one)
@@ -118,7 +118,7 @@ def test_ranks_hold_every_possible_order(places):
 
 
 @given(st.lists(places, max_size=12), places, places)
-def test_the_run_that_counts_costs_the_other_runs_of_its_model_no_rank(others, run, counted):
+def test_other_runs_of_a_model_do_not_lower_ranks(others, run, counted):
     bounds = Bounds()
     for one in others:
         bounds.add(one)
@@ -128,7 +128,7 @@ def test_the_run_that_counts_costs_the_other_runs_of_its_model_no_rank(others, r
     assert bounds.ranks(run, counted) == alone.ranks(run, run)
 
 
-def test_one_small_run_has_rank_one():
+def test_a_single_small_run_has_rank_one():
     small = BoardPlace(2, None, None)
     bounds = Bounds()
     bounds.add(small)
@@ -139,7 +139,7 @@ def test_one_small_run_has_rank_one():
 
 
 @pytest.mark.parametrize("limit", [1, 2, 50])
-async def test_listing_pages_and_searches(hub, make_wheel, limit):
+async def test_environments_are_listed_paged_and_searched(hub, make_wheel, limit):
     for name, summary, tags in (
         ("alpha", "Count letters.", "text"),
         ("beta", "Add 50% more.", "math,text-only"),

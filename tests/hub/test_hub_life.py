@@ -58,7 +58,7 @@ async def change(
     return await hub.client.request(method, path, json=body, headers=hub.auth(user), **options)
 
 
-async def test_yanking_shows_at_once_in_both_formats_and_is_taken_back(published):
+async def test_yanking_shows_immediately_and_can_be_undone(published):
     hub = published
     answer = await change(hub, "PUT", f"{PATH}/versions/0.2.0/yank", {"reason": 'wrong <rewards>\n "sorry"'})
     assert (answer.json()["yanked"], answer.json()["yanked_reason"]) == (True, 'wrong <rewards> "sorry"')
@@ -91,7 +91,7 @@ async def test_deprecation_names_a_successor(published, make_wheel):
     assert (await change(hub, "PUT", f"{PATH}/status", {"status": "active"})).json()["successor"] is None
 
 
-async def test_an_archived_environment_serves_and_takes_nothing(published, make_wheel):
+async def test_an_archived_environment_serves_files_but_accepts_none(published, make_wheel):
     hub = published
     await change(hub, "PUT", f"{PATH}/status", {"status": "archived"})
     spec = make_wheel(version="0.3.0")
@@ -104,7 +104,7 @@ async def test_an_archived_environment_serves_and_takes_nothing(published, make_
     assert (await hub.upload(spec.build(), spec.wheel_name)).status_code == 200
 
 
-async def test_nothing_of_a_quarantined_environment_can_be_had(published, make_wheel):
+async def test_a_quarantined_environment_serves_nothing(published, make_wheel):
     hub = published
     file = (await hub.get(f"{PATH}/versions/0.1.0")).json()["files"][0]["url"]
     body = {"status": "quarantined", "reason": "sends keys away"}
@@ -150,7 +150,7 @@ async def test_a_deleted_version_leaves_a_tombstone(published, make_wheel, run_o
     assert "deleted" in web
 
 
-async def test_an_object_stays_while_anything_needs_it(published, make_wheel, storage):
+async def test_an_object_is_kept_while_something_needs_it(published, make_wheel, storage):
     hub = published
     forked = await change(hub, "POST", f"{PATH}/fork", {"owner": "bob"}, user="bob")
     assert forked.json()["parent"] == "alice/reverse-text@0.2.0"
@@ -164,7 +164,7 @@ async def test_an_object_stays_while_anything_needs_it(published, make_wheel, st
     assert not storage.exists(digest)
 
 
-async def test_a_deleted_environment_is_gone_and_its_name_with_it(published, make_wheel, run_of):
+async def test_a_deleted_environment_is_gone_and_its_index_page_is_empty(published, make_wheel, run_of):
     hub = published
     manifest, rollouts = run_of(None, version="0.1.0")
     await hub.post_run(manifest, rollouts)
@@ -181,7 +181,7 @@ async def test_a_deleted_environment_is_gone_and_its_name_with_it(published, mak
     assert (await hub.get("/alice/reverse-text", headers={"Accept": "text/html"})).status_code == 410
 
 
-async def test_an_old_version_takes_no_more_files(published, make_wheel):
+async def test_an_old_version_accepts_no_more_files(published, make_wheel):
     hub = published
     with hub.database.write() as session:
         session.execute(update(Version).values(uploaded_at=now() - timedelta(days=15)))
@@ -267,7 +267,7 @@ async def test_a_renamed_environment_keeps_the_page_that_its_files_need(publishe
     assert clash.status_code == 422
 
 
-async def test_moves_never_take_a_name_twice(published, make_wheel):
+async def test_transfers_never_use_a_name_twice(published, make_wheel):
     hub = published
     await hub.publish(make_wheel(name="other"))
     clash = await change(hub, "POST", f"{PATH}/transfer", {"owner": "alice", "name": "other"})
@@ -302,7 +302,7 @@ async def test_forks_know_their_parent_and_stay_private(hub, make_wheel):
     assert mine.json()["parent"] is None, "the parent is not his to see any more"
 
 
-async def test_a_private_environment_s_forks_are_shown_when_its_owner_agrees(hub, make_wheel):
+async def test_forks_of_a_private_environment_become_public_with_consent(hub, make_wheel):
     spec = make_wheel()
     await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
     await change(hub, "PUT", f"{PATH}/members/bob", {"role": "maintainer"}, user="admin")

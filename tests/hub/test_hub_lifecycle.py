@@ -394,7 +394,7 @@ def postgres_database(server: PostgresServer) -> Iterator[Database]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "lives"), [("sqlite", 8), ("postgresql", 3)])
-def test_random_lives_lose_nothing(kind, lives, migrated_database, make_wheel, request):
+def test_random_sequences_of_changes_lose_nothing(kind, lives, migrated_database, make_wheel, request):
     """Random lives on both databases; `WANDER_TEST_LIVES` times as many where that is set."""
     if kind == "postgresql":
         server = request.getfixturevalue("postgres")

@@ -30,7 +30,7 @@ def settings(tmp_path, monkeypatch):
     )
 
 
-async def test_file_over_the_limit(hub, make_wheel):
+async def test_a_file_over_the_limit_is_rejected(hub, make_wheel):
     noise = bytes(range(256)) * 200
     spec = make_wheel(files={"noise.bin": b"".join(bytes([b ^ k % 251]) for k, b in enumerate(noise))})
     body = spec.build()
@@ -39,7 +39,7 @@ async def test_file_over_the_limit(hub, make_wheel):
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
-async def test_models_over_the_limit_are_refused_before_a_byte_is_sent(hub):
+async def test_models_over_the_limit_are_rejected_before_the_upload(hub):
     large = await pushed(hub.client, hub.auth(), checkpoint())
     assert (large.status_code, large.json()["code"]) == (413, "too_large")
     assert "up to 300" in large.json()["detail"]
@@ -66,7 +66,7 @@ async def test_request_over_the_limit_stops_early(hub):
     assert sent < 40 * 1024 * 1024
 
 
-async def test_json_that_fits_no_memory_is_refused_from_anybody(hub):
+async def test_oversized_json_is_rejected_from_everyone(hub):
     sent = 0
 
     async def endless():
@@ -84,7 +84,7 @@ async def test_json_that_fits_no_memory_is_refused_from_anybody(hub):
 
 
 @pytest.mark.parametrize("path", ["/api/v1/tokens", "/alice/legacy/"])
-async def test_a_body_that_keeps_the_hub_waiting_is_given_up(hub, monkeypatch, path):
+async def test_a_slow_request_body_times_out(hub, monkeypatch, path):
     monkeypatch.setattr(bodies, "_PATIENCE", 0.05)
 
     async def slow():
@@ -100,7 +100,7 @@ async def test_a_body_that_keeps_the_hub_waiting_is_given_up(hub, monkeypatch, p
     )
 
 
-async def test_bomb_and_member_count(hub, make_wheel):
+async def test_compression_bombs_and_too_many_members_are_rejected(hub, make_wheel):
     bomb = make_wheel(files={"zeros.bin": b"\0" * 60_000})
     answer = await hub.upload(bomb.build(), bomb.wheel_name)
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large_unpacked")
@@ -109,7 +109,7 @@ async def test_bomb_and_member_count(hub, make_wheel):
     assert answer.json()["code"] == "too_many_members"
 
 
-async def test_run_limits(hub, run_of):
+async def test_runs_over_the_limits_are_rejected(hub, run_of):
     sha256 = await hub.publish()
     manifest, rollouts = run_of(sha256)
     rollouts[0]["completion"][0]["content"] = "a" * 30_000

@@ -46,7 +46,7 @@ async def test_a_lock_is_attached_once_and_read_by_its_digest(hub, make_wheel):
     assert (other.status_code, other.json()["code"]) == (409, "document_exists")
 
 
-async def test_a_lock_is_as_private_as_its_version_and_goes_with_it(hub, make_wheel):
+async def test_a_lock_is_as_private_as_its_version_and_deleted_with_it(hub, make_wheel):
     spec = make_wheel()
     body = spec.build()
     await hub.upload(body, spec.wheel_name, fields={"wander_visibility": "private"})
@@ -61,7 +61,7 @@ async def test_a_lock_is_as_private_as_its_version_and_goes_with_it(hub, make_wh
     assert (gone.status_code, gone.json()["code"]) == (404, "lock_not_found")
 
 
-async def test_the_page_of_a_version_says_what_its_lock_is(hub, make_wheel):
+async def test_the_page_of_a_version_shows_its_lock(hub, make_wheel):
     digest = await hub.publish(make_wheel())
     page = (await hub.client.get("/alice/reverse-text", headers={"Accept": "text/html"})).text
     assert "no lock" in page
@@ -73,7 +73,7 @@ async def test_the_page_of_a_version_says_what_its_lock_is(hub, make_wheel):
     assert '<tr><td class="mono wide">numpy</td><td class="mono">2.1</td></tr>' in page
 
 
-async def test_a_version_without_wheels_takes_no_lock(hub, make_wheel):
+async def test_a_version_without_wheels_accepts_no_lock(hub, make_wheel):
     digest = await hub.publish(make_wheel())
     other = f"{VERSION.removesuffix('0.1.0')}9.9/pylock.toml"
     assert (await put(hub, lock_of(digest), path=other)).status_code == 404
@@ -179,7 +179,7 @@ FORGERIES: dict[str, tuple[Callable[[Lock], object], str, str]] = {
 }  # fmt: skip
 
 
-async def test_locks_that_do_not_fit_are_refused_with_the_reason(hub, make_wheel):
+async def test_incompatible_locks_are_rejected_with_the_reason(hub, make_wheel):
     good = lock_of(await hub.publish(make_wheel()))
     for name, (forge, code, reason) in FORGERIES.items():
         lock = copy.deepcopy(good)
@@ -195,7 +195,7 @@ async def test_locks_that_do_not_fit_are_refused_with_the_reason(hub, make_wheel
     assert (await put(hub, good)).status_code == 200
 
 
-async def test_a_lock_over_the_limit_is_refused(hub, make_wheel):
+async def test_a_lock_over_the_limit_is_rejected(hub, make_wheel):
     lock = lock_of(await hub.publish(make_wheel()))
     body = tomlkit.dumps(lock).encode()
     answer = await put(hub, body + b"#" * (4 << 20))
@@ -203,7 +203,7 @@ async def test_a_lock_over_the_limit_is_refused(hub, make_wheel):
 
 
 @pytest.mark.parametrize("change", [{"version": "2.5"}, {"marker": "sys_platform == 'win32'"}])
-async def test_a_package_may_be_there_more_than_once(hub, make_wheel, change):
+async def test_a_lock_may_list_a_package_more_than_once(hub, make_wheel, change):
     lock = lock_of(await hub.publish(make_wheel()))
     more = copy.deepcopy(package(lock, "numpy")) | change
     del more["sdist"]

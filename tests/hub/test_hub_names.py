@@ -21,7 +21,7 @@ _spelling = some.text(some.sampled_from("aAkK19-_." + KELVIN + "".join(ADDED)), 
 
 
 @given(_spelling)
-def test_a_name_becomes_a_plain_one_only_by_case_and_dashes(text: str) -> None:
+def test_names_are_normalized_only_by_case_and_dashes(text: str) -> None:
     owner, name = names.normalize_owner(text), names.normalize_environment(text)
     if names.owner_fault(owner) is None:
         assert text.isascii()
@@ -32,7 +32,7 @@ def test_a_name_becomes_a_plain_one_only_by_case_and_dashes(text: str) -> None:
 
 
 @given(some.sampled_from(["1.0", "v1.0", "1.0RC1", "1!2.0.post1", "1.0+local.1"]), _spelling)
-def test_a_version_becomes_a_plain_one_only_without_spaces(number: str, odd: str) -> None:
+def test_only_plain_ascii_versions_are_normalized(number: str, odd: str) -> None:
     for text in (number + odd, odd + number):
         try:
             found = names.normalize_version(text)
@@ -53,9 +53,7 @@ async def test_a_run_names_its_environment_exactly(hub: Any, run_of: Any) -> Non
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
 
 
-async def test_a_letter_of_another_script_is_no_letter_of_a_name(
-    hub: Any, run_of: Any, make_wheel: Any
-) -> None:
+async def test_names_cannot_contain_letters_of_other_scripts(hub: Any, run_of: Any, make_wheel: Any) -> None:
     sha256 = await hub.publish(make_wheel(name="kite", files={"kite.py": b"def load_environment(): ...\n"}))
     manifest, rollouts = run_of(sha256, name="kite")
     changed = manifest | {"environment": manifest["environment"] | {"name": f"{KELVIN}ite"}}
@@ -81,7 +79,7 @@ async def test_an_upload_names_its_version_exactly(hub: Any, make_wheel: Any) ->
     assert answer.status_code == 201
 
 
-async def test_metadata_names_name_and_version_in_ascii(hub: Any, make_wheel: Any) -> None:
+async def test_names_and_versions_in_metadata_must_be_ascii(hub: Any, make_wheel: Any) -> None:
     text = make_wheel().core_metadata().decode()
     for field in ("Name", "Version"):
         value = next(line for line in text.splitlines() if line.startswith(f"{field}: "))
@@ -111,7 +109,7 @@ async def test_a_model_is_not_named_like_an_option_or_another_model(hub: Any, ru
     assert (await hub.post_run(*honest)).status_code == 201, "which is what it is called"
 
 
-async def test_an_endpoint_is_an_address(hub: Any, run_of: Any) -> None:
+async def test_an_endpoint_must_be_an_address(hub: Any, run_of: Any) -> None:
     manifest, rollouts = run_of(await hub.publish())
     for url in ("--hub=https://evil.example", "ftp://a/b", "https://a b", "http://a\n", "/v1"):
         manifest["model"]["base_url"] = url
@@ -119,7 +117,9 @@ async def test_an_endpoint_is_an_address(hub: Any, run_of: Any) -> None:
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_manifest"), answer.text
 
 
-async def test_the_command_of_a_run_asks_no_endpoint_of_its_submitter(hub: Any, run_of: Any) -> None:
+async def test_the_command_of_a_run_does_not_contain_the_endpoint_of_its_submitter(
+    hub: Any, run_of: Any
+) -> None:
     manifest, rollouts = run_of(await hub.publish())
     manifest["model"]["base_url"] = "https://evil.example/v1"
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
@@ -127,7 +127,7 @@ async def test_the_command_of_a_run_asks_no_endpoint_of_its_submitter(hub: Any, 
     assert "wander eval alice/reverse-text@0.1.0 -m tiny -b ENDPOINT -n 3" in page
 
 
-async def test_what_strangers_post_is_no_word_of_the_environment(hub: Any, run_of: Any) -> None:
+async def test_text_of_submitters_is_not_shown_as_text_of_the_environment(hub: Any, run_of: Any) -> None:
     sha256 = await hub.publish()
     for number, (user, kind) in enumerate([("alice", "single_turn"), ("bob", "sponsored_by_bob")]):
         manifest, rollouts = run_of(sha256, run_id=f"01RUN{number:021d}")

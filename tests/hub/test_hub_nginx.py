@@ -61,7 +61,7 @@ def nginx_before(work: Path, *upstreams: str, data: Path | None) -> Iterator[htt
         nginx.wait(120)
 
 
-def test_nginx_sends_public_files_alone_and_others_once_the_hub_agrees(tmp_path, make_wheel):
+def test_nginx_serves_public_files_directly_and_asks_for_others(tmp_path, make_wheel):
     public, secret = make_wheel(requires_dist=()), make_wheel(name="kept-secret", requires_dist=())
     prefix = {"WANDER_HUB_PUBLIC_FILES": "true", "WANDER_HUB_ACCEL_PREFIX": "/_objects/"}
     with (
@@ -92,7 +92,7 @@ def test_nginx_sends_public_files_alone_and_others_once_the_hub_agrees(tmp_path,
         assert client.get(paths[0]).status_code in (401, 404, 410)
 
 
-def test_nginx_spreads_requests_over_hubs_whose_files_lie_on_s3(
+def test_nginx_balances_requests_over_hubs_with_s3_storage(
     tmp_path, make_wheel, run_of, postgres, s3_url, objects
 ):
     spec = make_wheel(requires_dist=())
@@ -123,7 +123,7 @@ def test_nginx_spreads_requests_over_hubs_whose_files_lie_on_s3(
         assert [client.get(path).status_code for _ in range(8)] == [200] * 8
 
 
-def test_nginx_stops_what_is_too_large_too_slow_or_too_much(tmp_path):
+def test_nginx_limits_size_duration_and_rate_of_requests(tmp_path):
     """The hub behind sees none of it, and others are answered meanwhile."""
     with live_hub(tmp_path / "data", WANDER_HUB_BUNDLED_PACKAGES="false") as hub, ExitStack() as stack:
         address = f"127.0.0.1:{hub.port}"
@@ -142,7 +142,7 @@ def test_nginx_stops_what_is_too_large_too_slow_or_too_much(tmp_path):
         assert slow.recv(100) == b"", "nginx waits for a head no longer than it says"
 
 
-def test_nginx_keeps_pages_of_visitors_who_are_not_signed_in_for_seconds(tmp_path, make_wheel):
+def test_nginx_caches_anonymous_pages_for_seconds(tmp_path, make_wheel):
     with live_hub(tmp_path / "data", WANDER_HUB_BUNDLED_PACKAGES="false") as hub, ExitStack() as stack:
         address = f"127.0.0.1:{hub.port}"
         client = stack.enter_context(nginx_before(tmp_path / "nginx", address, data=hub.data))
@@ -246,7 +246,7 @@ def installs(index: str, name: str, target: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_request_fails_while_one_hub_after_the_other_restarts(tmp_path, postgres):
+def test_no_request_fails_during_a_rolling_restart(tmp_path, postgres):
     with postgres.database() as url, ExitStack() as stack:
         ports = [free_port(), free_port()]
         shared = {"WANDER_HUB_DATABASE_URL": url, "WANDER_HUB_DRAIN_SECONDS": "3"}

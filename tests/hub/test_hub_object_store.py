@@ -50,7 +50,7 @@ def is_good_for(address: str) -> int:
 
 
 @pytest.mark.full
-def test_pip_and_uv_install_what_the_bucket_sends(remote, make_wheel, tmp_path):
+def test_pip_and_uv_install_from_a_bucket(remote, make_wheel, tmp_path):
     spec = make_wheel(name="from-a-bucket", requires_dist=())
     body = publish(remote, spec)
     path = f"{remote.url}/admin/files/from-a-bucket/{spec.wheel_name}"
@@ -82,7 +82,7 @@ def test_pip_and_uv_install_what_the_bucket_sends(remote, make_wheel, tmp_path):
         assert (target / "reverse_text.py").read_bytes() == spec.files["reverse_text.py"]
 
 
-def test_an_address_of_a_private_file_is_good_for_a_minute_and_not_for_strangers(remote, make_wheel):
+def test_addresses_of_private_files_expire_after_a_minute(remote, make_wheel):
     spec = make_wheel(name="kept-private", requires_dist=())
     body = publish(remote, spec, wander_visibility="private")
     path = f"{remote.url}/admin/files/kept-private/{spec.wheel_name}"
@@ -95,7 +95,7 @@ def test_an_address_of_a_private_file_is_good_for_a_minute_and_not_for_strangers
 
 
 @pytest.mark.full
-def test_fsck_finds_and_mends_what_lies_in_a_bucket(remote, address, objects, make_wheel, monkeypatch):
+def test_fsck_finds_and_repairs_objects_in_a_bucket(remote, address, objects, make_wheel, monkeypatch):
     body = publish(remote, make_wheel(name="kept-safe"))
 
     def fsck(*words: str) -> subprocess.CompletedProcess[str]:
@@ -117,7 +117,7 @@ def test_fsck_finds_and_mends_what_lies_in_a_bucket(remote, address, objects, ma
 
 
 @pytest.mark.full
-async def test_a_store_that_does_not_answer_is_said(hub, make_wheel, run_of, objects, monkeypatch, caplog):
+async def test_an_unreachable_object_store_is_reported(hub, make_wheel, run_of, objects, monkeypatch, caplog):
     sha256 = await hub.publish(make_wheel(version="0.0.1"))
     await hub.post_run(*run_of(sha256, version="0.0.1"))
     for name, value in {**objects.variables, "AWS_SECRET_ACCESS_KEY": "wrong"}.items():

@@ -163,7 +163,7 @@ async def test_runs_that_understate_their_tokens_rank_nowhere(room: Room) -> Non
     assert "tokens in / out (self-reported)" in page
 
 
-async def test_tokens_that_agree_are_checked(room: Room) -> None:
+async def test_matching_token_counts_are_accepted(room: Room) -> None:
     made = dict(zip(HONEST, await room.post_all(HONEST.values()), strict=True))
     room.examine()
     for case, run_id in made.items():
@@ -177,7 +177,7 @@ async def test_tokens_that_agree_are_checked(room: Room) -> None:
     assert f"The submitter reports {STATED_BUT_COUNTED}" in page
 
 
-async def test_what_is_counted_is_what_the_tokenizer_gives(room: Room, tokenizer: Tokenizer) -> None:
+async def test_token_counts_equal_those_of_the_tokenizer(room: Room, tokenizer: Tokenizer) -> None:
     plain = Tokenizer.from_str(tokenizer.to_str())
     plain.no_padding()
     plain.no_truncation()
@@ -220,16 +220,14 @@ def test_tokenizers_are_found_by_the_whole_name(folder: Path) -> None:
     assert find_tokenizer(None, MODEL) is None
 
 
-async def test_a_run_that_states_no_tokens_is_not_counted(room: Room) -> None:
+async def test_runs_without_token_counts_are_not_checked(room: Room) -> None:
     await room.post(state(0))
     room.examine()
     found = await room.evidence()
     assert (found["level"], found["tokens"], found["stated"]) == ("replayed", None, STATED)
 
 
-async def test_a_file_that_is_no_tokenizer_lowers_nobody(
-    room: Room, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_invalid_tokenizer_file_lowers_no_run(room: Room, caplog: pytest.LogCaptureFixture) -> None:
     path = room.folder / MODEL / "tokenizer.json"
     path.write_text("{")
     await room.post(state(1))

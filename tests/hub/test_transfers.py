@@ -15,7 +15,7 @@ from wander_hub.identity import HUB
 from wander_hub.transfers.models import Transfer
 
 
-async def test_one_sweep_drops_every_kind_once_its_time_is_over(hub, run_of):
+async def test_one_sweep_removes_expired_transfers_of_every_kind(hub, run_of):
     storage = hub.client._transport.app.state.storage
     run = await StagedUpload.begin_run(hub.client, hub.auth(), Parcel.of(*run_of(await hub.publish())))
     await run.send_all()

@@ -95,7 +95,7 @@ async def test_a_token_of_a_publisher_does_nothing_else(hub, trust, mint, make_w
         assert (refused.status_code, refused.json()["code"]) == (403, "token_scope"), path
 
 
-async def test_the_rights_end_with_those_of_who_added_the_publisher(hub, trust, mint, make_wheel):
+async def test_publisher_rights_end_with_those_of_the_user_who_added_it(hub, trust, mint, make_wheel):
     await trust()
     headers = bearer(await mint())
     with hub.database.write(HUB) as session:
@@ -162,7 +162,7 @@ async def test_tokens_and_assertions_that_expired_are_swept(hub, trust, mint):
         ({"environment": None}, "not in `release`"),
     ],
 )
-async def test_claims_that_are_not_the_publisher_s_are_refused(trust, mint, claims, reason):
+async def test_claims_of_other_workflows_are_rejected(trust, mint, claims, reason):
     assert (await trust(deployment="release")).status_code == 201
     answer = await mint(**{"environment": "Release", **claims})
     assert (answer.status_code, answer.json()["code"]) == (422, "unknown_publisher"), answer.text
@@ -170,7 +170,7 @@ async def test_claims_that_are_not_the_publisher_s_are_refused(trust, mint, clai
     assert (await mint(environment="Release")).status_code == 200
 
 
-async def test_a_name_that_another_account_took_is_trusted_no_more(trust, mint):
+async def test_a_repository_name_taken_by_another_account_is_not_trusted(trust, mint):
     await trust()
     assert (await mint()).status_code == 200
     answer = await mint(repository_owner_id="8")
@@ -178,7 +178,7 @@ async def test_a_name_that_another_account_took_is_trusted_no_more(trust, mint):
     assert "the name now belongs to another account" in answer.json()["detail"]
 
 
-async def test_tokens_that_are_not_genuine_or_not_for_this_hub_are_refused(trust, mint, issuer):
+async def test_forged_tokens_and_tokens_for_other_hubs_are_rejected(trust, mint, issuer):
     await trust()
     moment = int(time.time())
     stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -218,7 +218,7 @@ async def test_new_keys_are_fetched_once_a_minute_at_most(trust, mint, issuer, m
     assert (await mint()).status_code == 200
 
 
-async def test_an_issuer_that_cannot_be_asked_is_said(trust, mint, issuer):
+async def test_an_unreachable_issuer_is_reported(trust, mint, issuer):
     await trust()
     token = issuer.token(**github_claims())
     issuer.keys.clear()
@@ -226,7 +226,7 @@ async def test_an_issuer_that_cannot_be_asked_is_said(trust, mint, issuer):
     assert (answer.status_code, answer.json()["code"]) == (503, "issuer_unreachable")
 
 
-async def test_several_environments_that_trust_one_workflow_are_told_apart_or_refused(hub, trust, mint):
+async def test_a_workflow_with_several_environments_must_name_one(hub, trust, mint):
     await trust(name="one")
     await trust(name="two")
     answer = await mint()
@@ -250,7 +250,7 @@ async def test_several_environments_that_trust_one_workflow_are_told_apart_or_re
 
 
 @pytest.mark.parametrize("theirs", [("secret-plan",), ("secret-plan", "secret-two"), (None,)])
-async def test_a_stranger_s_publisher_neither_blocks_nor_is_named(hub, trust, mint, make_wheel, theirs):
+async def test_publishers_of_strangers_are_ignored(hub, trust, mint, make_wheel, theirs):
     for name in theirs:
         assert (await trust("bob", "bob", name=name)).status_code == 201
     await trust()
@@ -274,7 +274,7 @@ async def test_a_stranger_s_publisher_neither_blocks_nor_is_named(hub, trust, mi
         assert unnamed.status_code == 200, "whose name it is can be told"
 
 
-async def test_a_shared_secret_is_many_tokens_each_with_its_owner_s_rights(hub, trust, mint, make_wheel):
+async def test_exchanged_tokens_have_the_rights_of_their_owner(hub, trust, mint, make_wheel):
     await trust("bob", "bob")
     added = await trust()
     headers, spec = bearer(await mint()), make_wheel()
@@ -290,7 +290,7 @@ async def test_a_shared_secret_is_many_tokens_each_with_its_owner_s_rights(hub, 
     assert again.status_code == 200, "bob still trusts it"
 
 
-async def test_who_may_not_manage_trusts_nobody(hub, trust):
+async def test_only_managers_add_publishers(hub, trust):
     assert (await trust(user="bob")).status_code == 403
     assert (await trust(issuer="https://evil.example")).json()["code"] == "unknown_issuer"
     assert (await trust()).status_code == 201
@@ -337,12 +337,12 @@ async def test_an_environment_that_is_renamed_or_deleted_keeps_no_publisher(hub,
         {"kind": "oidc", "workflow": None},
     ],
 )
-def test_a_publisher_that_cannot_be_is_refused(changes):
+def test_impossible_publishers_are_rejected(changes):
     with pytest.raises(ValueError, match=r".+"):
         NewPublisher(**{**WORKFLOW, "name": "x", **changes})
 
 
-async def test_a_hub_that_does_not_know_its_name_trades_nothing(hub, trust, mint):
+async def test_a_hub_without_a_public_address_exchanges_no_tokens(hub, trust, mint):
     hub.client._transport.app.state.settings = hub.settings.model_copy(update={"oidc_audience": None})
     answer = await hub.get("/_/oidc/audience")
     assert (answer.status_code, answer.json()["code"]) == (404, "trusted_publishing_off")

@@ -113,7 +113,7 @@ async def test_a_row_says_who_states_the_other_players(hub, run_of):
 
 
 @pytest.mark.parametrize("place", ["lock", "packages", "source"])
-async def test_a_digest_of_zeros_is_refused(hub, run_of, place):
+async def test_a_digest_of_zeros_is_rejected(hub, run_of, place):
     def change(manifest):
         manifest["environment"][f"{place}_sha256"] = "0" * 64
 
@@ -129,7 +129,7 @@ async def test_a_lock_that_the_version_does_not_have_is_refused_without_packages
     assert (answer.status_code, answer.json()["code"]) == (409, "lock_mismatch"), answer.text
 
 
-async def test_many_posts_make_no_board_the_first(hub, run_of):
+async def test_many_posts_do_not_make_a_board_the_default(hub, run_of):
     sha256 = await hub.publish()
     for number in range(6):
         answer = await post(
@@ -161,7 +161,7 @@ NO_STANDARD = {
 
 
 @pytest.mark.parametrize("name", NO_STANDARD)
-async def test_the_first_board_has_the_defaults_over_the_whole_split(hub, run_of, name):
+async def test_the_default_board_uses_default_settings_on_the_whole_split(hub, run_of, name):
     answer = await post(hub, run_of, await hub.publish(), 1, change=NO_STANDARD[name])
     assert answer.status_code == 201, answer.text
     assert (await hub.get(DETAIL)).json()["best_model"] is None
@@ -173,7 +173,7 @@ async def test_the_first_board_has_the_defaults_over_the_whole_split(hub, run_of
     assert (await hub.get(DETAIL)).json()["best_model"] == "tiny", "what an owner arranged is shown"
 
 
-async def test_a_stranger_does_not_say_what_the_whole_split_is(hub, run_of):
+async def test_submitters_do_not_define_the_whole_split(hub, run_of):
     """A run that nobody has replayed states the size of the split, which only the publisher's counts for."""
     answer = await post(hub, run_of, await hub.publish(), 1, 1.0, "bob")
     assert answer.status_code == 201
@@ -228,7 +228,7 @@ DISGUISED = [
 """Addresses that code may take for a plain yes, under names that are not those of endpoints."""
 
 
-async def test_addresses_of_endpoints_split_no_board_and_are_on_no_page(hub, run_of):
+async def test_endpoint_addresses_are_hidden_and_do_not_split_boards(hub, run_of):
     sha256 = await hub.publish()
     for number, addresses in enumerate([*ADDRESSES, *DISGUISED]):
         arguments = {"judge": {"name": "m"}, "endpoints": [], "judges": [], **addresses}
@@ -262,12 +262,12 @@ async def test_addresses_of_endpoints_split_no_board_and_are_on_no_page(hub, run
         {"judge_model": "m"},
     ],
 )
-def test_arguments_that_are_no_address_of_an_endpoint_are_compared(arguments):
+def test_arguments_that_are_not_endpoints_split_boards(arguments):
     info = EnvironmentInfo(name="e", kind="single_turn")
     assert EnvironmentPin(name="e", info=info, arguments=arguments).changed_arguments == arguments
 
 
-async def test_whoever_names_weights_states_it(hub, run_of):
+async def test_weights_are_marked_as_self_reported(hub, run_of):
     """Nobody pushed these weights, so each link is its poster's word."""
     sha256 = await hub.publish()
 
@@ -280,7 +280,7 @@ async def test_whoever_names_weights_states_it(hub, run_of):
 
 
 @pytest.mark.parametrize("reason", ["timeout_reached", "context_overflow"])
-async def test_endings_that_nobody_derives_are_counted_on_the_row(hub, run_of, reason):
+async def test_self_reported_endings_are_counted_on_the_row(hub, run_of, reason):
     sha256 = await hub.publish()
     manifest, rollouts = run_of(sha256, run_id="01RUN" + "2" * 21)
     for one in rollouts[:2]:

@@ -94,7 +94,7 @@ async def test_a_run_that_nobody_could_read_keeps_its_level(
     assert faults(hub, storage) == []
 
 
-async def test_a_job_that_ends_in_odd_words_ends_no_worker(hub: Any, queue: TableQueue) -> None:
+async def test_a_job_with_unusual_output_does_not_stop_its_worker(hub: Any, queue: TableQueue) -> None:
     """Half a character, which SQLite cannot keep, and a zero one, which PostgreSQL cannot."""
 
     def refuse(context: Any) -> Any:
@@ -106,7 +106,7 @@ async def test_a_job_that_ends_in_odd_words_ends_no_worker(hub: Any, queue: Tabl
     assert (told["state"], told["error"]) == ("failed", "it said ? and \ufffd")
 
 
-async def test_a_worker_goes_on_after_what_it_did_not_expect(
+async def test_a_worker_continues_after_an_unexpected_error(
     hub: Any, queue: TableQueue, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = JobWorker(queue, {evidence.KIND: Examiner(hub.database, storage)}, "reader")
@@ -127,7 +127,7 @@ async def test_a_worker_goes_on_after_what_it_did_not_expect(
         assert session.get(RunExamination, RUN) is not None
 
 
-def test_answers_of_environments_hold_nothing_that_a_database_cannot_keep() -> None:
+def test_text_from_environments_is_made_storable() -> None:
     said = {"data": {"refused": "a\0b \ud800 \U0001f600 é", "n": 1}}
     kept = program._parse(json.dumps(said).encode())
     assert kept == {"data": {"refused": "a\ufffdb ? \U0001f600 é", "n": 1}}

@@ -27,7 +27,7 @@ WHEEL = "evil-1.0-py3-none-any.whl"
         f"evil @ https://h.example/%2e%2e/{WHEEL}",
     ],
 )
-async def test_it_is_refused(hub, make_wheel, requirement: str):
+async def test_unsafe_requirements_are_rejected(hub, make_wheel, requirement: str):
     spec = make_wheel(requires_dist=("wander-sdk", requirement))
     refused = await hub.upload(spec.build(), spec.wheel_name)
     assert refused.status_code == 422, requirement
@@ -44,6 +44,6 @@ async def test_it_is_refused(hub, make_wheel, requirement: str):
         f"evil @ https://h.example/{WHEEL} ; python_version > '3'",
     ],
 )
-async def test_what_packages_usually_require_is_accepted(hub, make_wheel, requirement: str):
+async def test_ordinary_requirements_are_accepted(hub, make_wheel, requirement: str):
     spec = make_wheel(requires_dist=("wander-sdk", requirement))
     assert (await hub.upload(spec.build(), spec.wheel_name)).status_code == 200

@@ -77,7 +77,7 @@ async def test_wheel_and_source_become_visible_together(hub, begin, storage):
     assert list(fsck.find_mismatches(hub.database, storage)) == []
 
 
-async def test_what_the_version_has_is_not_sent_again(hub, begin):
+async def test_existing_files_of_a_version_are_not_uploaded_again(hub, begin):
     await hub.upload(WHEEL, WHEEL_NAME)
     upload = await begin(BOTH)
     shown = {one["filename"]: one for one in upload.opened.json()["files"]}
@@ -101,7 +101,7 @@ async def test_parts_come_in_any_order_and_a_repeated_one_is_harmless(hub, begin
     assert [one.sha256 for one in storage.objects()] == [hashlib.sha256(LARGE).hexdigest()], "no part is left"
 
 
-async def test_an_interrupted_upload_hears_what_is_there(begin):
+async def test_an_interrupted_upload_learns_which_parts_exist(begin):
     first = await begin({WHEEL_NAME: LARGE})
     await first.send(WHEEL_NAME, LARGE[: 200 * KIB])
     second = await begin({WHEEL_NAME: LARGE})
@@ -114,7 +114,7 @@ async def test_an_interrupted_upload_hears_what_is_there(begin):
     assert (await second.finalize()).status_code == 201
 
 
-async def test_parts_that_do_not_fit_are_refused(begin):
+async def test_parts_that_do_not_fit_are_rejected(begin):
     upload = await begin({WHEEL_NAME: LARGE})
     half = len(LARGE) // 2
     answers = {
@@ -136,7 +136,7 @@ async def test_parts_that_do_not_fit_are_refused(begin):
     assert missing.json()["errors"] == [gap]
 
 
-async def test_other_bytes_take_the_place_of_a_part(begin):
+async def test_a_repeated_part_replaces_the_earlier_one(begin):
     upload = await begin(BOTH)
     await upload.send(SDIST_NAME, SDIST)
     await upload.send(WHEEL_NAME, bytes(len(WHEEL)))
@@ -158,7 +158,7 @@ async def test_parts_that_overlap_replace_each_other(hub, begin, storage):
     assert len(list(storage.objects())) == 1
 
 
-async def test_one_bad_file_keeps_all_of_them_out(hub, begin, storage):
+async def test_one_bad_file_rejects_the_whole_upload(hub, begin, storage):
     upload = await begin({WHEEL_NAME: WHEEL, SDIST_NAME: SDIST + b"\n"})
     await upload.send_all()
     refused = await upload.finalize()
@@ -168,7 +168,7 @@ async def test_one_bad_file_keeps_all_of_them_out(hub, begin, storage):
     assert list(storage.objects()) == [], "nothing of it is kept"
 
 
-async def test_what_can_be_said_before_a_byte_is_sent_is_said(hub, begin):
+async def test_uploads_are_checked_before_any_byte_is_sent(hub, begin):
     await hub.upload(WHEEL, WHEEL_NAME)
     other = wheel_of({"extra.py": b""})
     cases = {
@@ -192,7 +192,7 @@ async def test_what_can_be_said_before_a_byte_is_sent_is_said(hub, begin):
     assert (await begin({WHEEL_NAME: WHEEL})).opened.status_code == 201, "it brings nothing new"
 
 
-async def test_a_version_that_came_in_between_is_not_changed(hub, begin):
+async def test_a_version_published_in_between_is_not_changed(hub, begin):
     upload = await begin(BOTH)
     await upload.send_all()
     await hub.upload(wheel_of({"extra.py": b""}), WHEEL_NAME)
@@ -201,7 +201,7 @@ async def test_a_version_that_came_in_between_is_not_changed(hub, begin):
     assert await names_on_page(hub) == {WHEEL_NAME}
 
 
-async def test_the_sessions_of_others_do_not_exist(hub, begin):
+async def test_upload_sessions_of_others_are_not_found(hub, begin):
     upload = await begin(BOTH)
     with hub.database.write(HUB) as session:
         bob = accounts.user_named(session, "bob")
@@ -218,7 +218,7 @@ async def test_the_sessions_of_others_do_not_exist(hub, begin):
     assert unknown.json()["detail"].replace("0" * 32, upload.id) == answers[0].json()["detail"]
 
 
-async def test_who_lost_the_right_cannot_go_on(hub):
+async def test_an_upload_stops_when_the_right_is_lost(hub):
     with hub.database.write(HUB) as session:
         bob = accounts.user_named(session, "bob")
         account_service.add_member(session, "alice", bob)
@@ -231,7 +231,7 @@ async def test_who_lost_the_right_cannot_go_on(hub):
     assert await names_on_page(hub) == set()
 
 
-async def test_an_upload_is_dropped(hub, begin, storage):
+async def test_an_upload_can_be_canceled(hub, begin, storage):
     upload = await begin(BOTH)
     await upload.send(WHEEL_NAME, WHEEL)
     assert (await upload.cancel()).status_code == 204
@@ -246,7 +246,7 @@ async def test_an_upload_is_dropped(hub, begin, storage):
     assert await names_on_page(hub) == set(BOTH), "what it became stays"
 
 
-async def test_a_second_transfer_of_the_same_files_goes_on_when_the_first_has_published(hub, begin, storage):
+async def test_a_second_upload_of_the_same_files_finishes_too(hub, begin, storage):
     first, second = await begin(BOTH), await begin(BOTH)
     assert second.id == first.id
     made = (await first.complete()).json()
@@ -257,7 +257,7 @@ async def test_a_second_transfer_of_the_same_files_goes_on_when_the_first_has_pu
     assert list(fsck.find_mismatches(hub.database, storage)) == []
 
 
-async def test_what_nobody_finishes_is_swept(hub, begin, storage):
+async def test_unfinished_uploads_expire(hub, begin, storage):
     kept = await begin(BOTH)
     await kept.send(WHEEL_NAME, WHEEL)
     left = await begin({WHEEL_NAME: LARGE})
@@ -275,7 +275,7 @@ async def test_what_nobody_finishes_is_swept(hub, begin, storage):
     assert (await kept.finalize()).status_code == 201
 
 
-async def test_a_user_has_so_many_transfers_open(hub, begin):
+async def test_the_number_of_open_transfers_per_user_is_limited(hub, begin):
     most = hub.settings.max_open_transfers
     for number in range(most):
         assert (await begin({WHEEL_NAME: b"%d" % number})).opened.status_code == 201
@@ -285,7 +285,7 @@ async def test_a_user_has_so_many_transfers_open(hub, begin):
     assert (await begin(BOTH, user="bob", owner="bob")).opened.status_code == 201
 
 
-async def test_of_publications_at_the_same_time_one_wins(hub, begin, storage):
+async def test_one_of_simultaneous_publications_wins(hub, begin, storage):
     """With other bytes in each: what is shown is all of one of them."""
     versions = [
         {
@@ -312,7 +312,7 @@ async def test_the_same_upload_finalized_at_the_same_time_is_published_once(begi
     assert sorted(one.status_code for one in answers) == [200, 200, 200, 201], [one.text for one in answers]
 
 
-async def test_a_finish_that_comes_late_is_answered_like_the_first(hub, begin, storage, monkeypatch):
+async def test_a_repeated_finish_gets_the_same_response(hub, begin, storage, monkeypatch):
     """The parts go while it reads them: the version is there."""
     upload = await begin({WHEEL_NAME: LARGE})
     await upload.send(WHEEL_NAME, LARGE[: 100 * KIB])
@@ -333,7 +333,7 @@ async def test_a_finish_that_comes_late_is_answered_like_the_first(hub, begin, s
     assert answers[0][0].model_dump(mode="json") == answer.json()
 
 
-async def test_a_lost_part_is_asked_for_again(hub, begin, storage):
+async def test_a_lost_part_is_requested_again(hub, begin, storage):
     upload = await begin({WHEEL_NAME: LARGE})
     await upload.send(WHEEL_NAME, LARGE[: 100 * KIB])
     await upload.send(WHEEL_NAME, LARGE[100 * KIB :], 100 * KIB)
@@ -346,7 +346,7 @@ async def test_a_lost_part_is_asked_for_again(hub, begin, storage):
     assert (await upload.finalize()).status_code == 201
 
 
-async def test_two_parts_for_one_place_leave_one_file(hub, begin):
+async def test_simultaneous_uploads_of_a_part_leave_one_file(hub, begin):
     upload = await begin({WHEEL_NAME: LARGE})
     pieces = [LARGE[: 100 * KIB], bytes(100 * KIB), LARGE[: 100 * KIB]]
     answers = await asyncio.gather(*(upload.send(WHEEL_NAME, piece) for piece in pieces))
@@ -367,7 +367,7 @@ async def test_the_legacy_route_and_a_session_agree(hub):
     assert (await hub.upload(wheel_of({"extra.py": b""}), WHEEL_NAME)).status_code == 409
 
 
-async def test_a_lock_is_published_with_its_version_or_nothing_is(hub, begin, storage):
+async def test_a_lock_and_its_version_are_published_together(hub, begin, storage):
     own = {"url": f"http://hub.test/alice/files/good-env/{WHEEL_NAME}"}
     own["hashes"] = {"sha256": hashlib.sha256(WHEEL).hexdigest()}
     package = {"name": "good-env", "version": "1.0", "wheels": [own]}
@@ -388,6 +388,6 @@ async def test_a_lock_is_published_with_its_version_or_nothing_is(hub, begin, st
     assert [(await begin({"pylock.toml": lock})).opened.status_code] == [422], "that has a route of its own"
 
 
-async def test_a_lock_without_its_wheel_is_refused(hub):
+async def test_a_lock_without_its_wheel_is_rejected(hub):
     answer = await published(hub.client, hub.auth(), {SDIST_NAME: SDIST, "pylock.toml": b"x"})
     assert (answer.status_code, answer.json()["code"]) == (422, "lock_mismatch")

@@ -55,7 +55,7 @@ async def publish(hub, wheel: bytes, sdist: bytes, **stated):
     ],
     ids=["flat", "src", "deeper", "package", "purelib", "script", "two of a name", "data", "pth"],
 )
-async def test_a_wheel_made_of_its_source_is_published(hub, in_wheel, in_source):
+async def test_a_wheel_built_from_its_source_is_published(hub, in_wheel, in_source):
     answer = await publish(hub, wheel_of(in_wheel), source(in_source))
     assert answer.status_code == 201, answer.text
     found = answer.json()["source"]
@@ -95,7 +95,7 @@ async def test_a_wheel_made_of_its_source_is_published(hub, in_wheel, in_source)
         "platlib",
     ],
 )
-async def test_a_wheel_with_code_of_its_own_is_refused(hub, in_wheel, in_source, named):
+async def test_a_wheel_with_other_code_than_its_source_is_rejected(hub, in_wheel, in_source, named):
     answer = await publish(hub, wheel_of(in_wheel), source(in_source))
     assert (answer.status_code, answer.json()["code"]) == (422, "wheel_differs_from_source"), answer.text
     assert named in answer.json()["detail"]
@@ -103,7 +103,7 @@ async def test_a_wheel_with_code_of_its_own_is_refused(hub, in_wheel, in_source,
     assert (await hub.get("/api/v1/environments/alice/good-env")).status_code == 404
 
 
-async def test_what_the_build_makes_is_declared_in_the_source_and_listed(hub):
+async def test_generated_files_are_declared_in_the_source_and_listed(hub):
     wheel = wheel_of({"pkg/__init__.py": b"", "pkg/_version.py": b"1\n", "pkg/_made/a.py": b"2\n"})
     files = MODULES | {"pkg/__init__.py": b""}
     refused = await publish(hub, wheel, source(files, "'pkg/_version.py'"))
@@ -115,7 +115,7 @@ async def test_what_the_build_makes_is_declared_in_the_source_and_listed(hub):
     assert later["source"] == answer.json()["source"]
 
 
-async def test_a_declaration_is_not_for_everything(hub):
+async def test_not_every_file_may_be_declared_as_generated(hub):
     wheel = wheel_of({f"m{number}.py": b"" for number in range(201)})
     refused = await publish(hub, wheel, source(MODULES, "'*'"))
     assert (refused.status_code, refused.json()["code"]) == (422, "bad_generated")
@@ -131,12 +131,12 @@ async def test_every_wheel_is_compared(hub):
     assert other_name in refused.json()["detail"]
 
 
-async def test_a_wheel_that_comes_alone_is_not_said_to_be_compared(hub):
+async def test_a_wheel_without_a_source_archive_is_not_marked_as_compared(hub):
     await hub.upload(wheel_of({"only_here.py": b""}), WHEEL_NAME)
     assert (await hub.upload(source(MODULES), SDIST_NAME)).json()["source"]["compared"] == []
 
 
-async def test_client_and_hub_count_the_same_tree(hub, tmp_path):
+async def test_client_and_hub_compute_the_same_tree_digest(hub, tmp_path):
     sdist = source(
         MODULES | {"x.egg-info/SOURCES.txt": b"x", "naïve.txt": b"y"},
         "",
@@ -154,7 +154,7 @@ async def test_client_and_hub_count_the_same_tree(hub, tmp_path):
     assert answer.json()["source"]["tree_sha256"] == digest
 
 
-async def test_the_digest_is_that_of_the_files_however_they_are_packed(hub, tmp_path):
+async def test_the_tree_digest_does_not_depend_on_packing(hub, tmp_path):
     packed = []
     for compression in ("w:gz", "w:gz"):
         buffer = io.BytesIO()
@@ -173,7 +173,7 @@ async def test_the_digest_is_that_of_the_files_however_they_are_packed(hub, tmp_
     assert len(digests) == 1
 
 
-def test_the_client_says_where_the_archive_is_not_the_folder(tmp_path):
+def test_the_client_lists_differences_between_archive_and_folder(tmp_path):
     archive, folder = tmp_path / SDIST_NAME, tmp_path / "folder"
     made = {"made.py": b"made\n", "changed.py": b"new\n", ".gitignore": b"of the repository\n"}
     archive.write_bytes(source(MODULES | made))
@@ -185,7 +185,7 @@ def test_the_client_says_where_the_archive_is_not_the_folder(tmp_path):
     assert generated_files(folder, source_tree(archive)) == ["made.py", "changed.py", ".gitignore"]
 
 
-async def test_the_page_tells_of_the_source_and_of_what_was_flagged(hub):
+async def test_the_page_shows_the_source_and_the_warnings(hub):
     wheel = wheel_of({"start.pth": b"import x\n"})
     await publish(hub, wheel, source(MODULES | {"start.pth": b"import x\n"}))
     page = (await hub.get("/alice/good-env", headers={"Accept": "text/html"})).text

@@ -45,12 +45,12 @@ def sender(*, networks=LOOPBACK, http=True, **options) -> WebhookSender:
         *("::ffff:10.0.0.1", "::127.0.0.1", "2002:7f00:1::", "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2001::1"),
     ],
 )
-def test_what_is_inside_is_not_led_to(address):
+def test_webhooks_to_internal_addresses_are_rejected(address):
     assert not is_allowed(ip_address(address), ())
     assert is_allowed(ip_address("10.1.2.3"), ("10.0.0.0/8",))
 
 
-def test_what_is_public_is_led_to():
+def test_webhooks_to_public_addresses_are_accepted():
     for address in ("93.184.216.34", "2606:2800:220:1::1", "::ffff:93.184.216.34", "64:ff9b::5db8:d822"):
         assert is_allowed(ip_address(address), ())
 
@@ -58,7 +58,7 @@ def test_what_is_public_is_led_to():
 @pytest.mark.parametrize(
     "host", ["2130706433", "0x7f.1", "0177.0.0.1", "127.1", "localhost", "[::ffff:127.0.0.1]", "[::]", "0"]
 )
-def test_however_this_machine_is_spelt_nothing_reaches_it(host):
+def test_no_spelling_of_localhost_is_reached(host):
     with webhook_receiver() as receiver:
         outcome = sender(networks=()).send(f"http://{host}:{receiver.port}/", HEADERS, b"{}")
     assert receiver.received == []
@@ -85,7 +85,7 @@ def test_however_this_machine_is_spelt_nothing_reaches_it(host):
         *("https://127.0.0.1/", "https://[::1]/", "https://example.org:99999/", "https://10.0.0.1/", "hook"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused_at_once(url):
+def test_an_unusable_webhook_address_is_rejected_immediately(url):
     assert fault_of(url, http=False, networks=()) is not None
 
 
@@ -123,7 +123,7 @@ def test_redirects_are_not_followed(monkeypatch):
     assert (len(receiver.received), inside.received) == (1, [])
 
 
-def test_an_answer_without_end_is_not_read_to_it():
+def test_an_endless_webhook_response_is_cut_off():
     with webhook_receiver() as receiver:
         receiver.how = "endless"
         outcome = sender().send(receiver.url, HEADERS, b"{}")
@@ -133,14 +133,14 @@ def test_an_answer_without_end_is_not_read_to_it():
     assert outcome.answer.startswith("thanks wnd_aaaaaa...")
 
 
-def test_bytes_now_and_then_do_not_prolong_it():
+def test_a_slow_webhook_response_times_out():
     with webhook_receiver() as receiver:
         receiver.how = "dripping"
         outcome = sender(timeout=0.5).send(receiver.url, HEADERS, b"{}")
     assert outcome.error == "no complete response within 0.5 s"
 
 
-def test_a_name_server_that_does_not_answer_holds_nobody_up():
+def test_a_silent_name_server_does_not_block_other_deliveries():
     asked = threading.Event()
     outcome = sender(timeout=0.3, resolver=lambda *_: asked.wait(60) and []).send(
         "http://slow.example/", HEADERS, b"{}"
@@ -149,7 +149,7 @@ def test_a_name_server_that_does_not_answer_holds_nobody_up():
     assert outcome.error == "no complete response within 0.3 s"
 
 
-def test_who_does_not_answer_or_speaks_otherwise_is_told_of():
+def test_receivers_that_do_not_speak_http_are_reported():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         outcome = sender(timeout=0.3).send(f"http://127.0.0.1:{port}/", HEADERS, b"{}")
@@ -179,7 +179,7 @@ def certified(host: str, folder) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return serving, ssl.create_default_context(cadata=made.decode())
 
 
-def test_tls_is_that_of_the_name_not_of_the_address(tmp_path):
+def test_tls_verifies_the_host_name(tmp_path):
     serving, trusting = certified("hook.example", tmp_path)
     with webhook_receiver(lambda one: serving.wrap_socket(one, server_side=True)) as receiver:
         options = {"http": False, "resolver": lambda *_: ["127.0.0.1"]}

@@ -76,7 +76,7 @@ print("valid")
 """
 
 
-def test_the_validator_of_every_eval_ever_has_no_complaint(python: Path, tmp_path: Path) -> None:
+def test_the_validator_of_every_eval_ever_accepts_exports(python: Path, tmp_path: Path) -> None:
     export(tmp_path / "out", "every-eval-ever")
     assert opened(python, VALIDATOR, tmp_path).endswith("valid\n")
 

@@ -100,7 +100,7 @@ async def test_a_rollout_is_replayed_with_the_same_state(tmp_path):
         ("echo 1 > /logs/verifier/reward.txt; echo >> /tests/test.sh", "was changed while the verifier ran"),
     ],
 )
-async def test_a_verifier_without_one_reward_is_a_fault_of_the_rubric(tmp_path, script, message):
+async def test_a_verifier_without_exactly_one_reward_has_the_rubric_boundary(tmp_path, script, message):
     toml = TASK_TOML.format(name="hello") + "[verifier]\ntimeout_sec = 1\n"
     env = environment(
         write_task(tmp_path / "hello", {"tests/test.sh": f"#!/bin/bash\n{script}\n"}, toml=toml)

@@ -139,7 +139,7 @@ BOTH_REFUSE = [
 ]
 
 
-def test_both_read_and_refuse_the_same_settings(harbor):
+def test_harbor_and_wander_accept_and_reject_the_same_settings(harbor):
     texts = [*BOTH_READ, *BOTH_REFUSE]
     theirs = [answer["ok"] for answer in harbor([{"toml": text} for text in texts])]
     assert theirs == [True] * len(BOTH_READ) + [False] * len(BOTH_REFUSE)

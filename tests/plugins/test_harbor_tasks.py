@@ -101,7 +101,7 @@ def test_every_field_is_read_or_named(tmp_path):
     assert state_paths(task) == ["/app", "/srv", "/logs/artifacts"]
 
 
-def test_the_digest_names_the_contents(tmp_path):
+def test_the_digest_depends_on_the_contents(tmp_path):
     first = read(tmp_path / "a")
     assert read(tmp_path / "b").digest == first.digest
     assert read(tmp_path / "c", {"tests/more.txt": "x"}).digest != first.digest
@@ -170,12 +170,12 @@ def test_missing_files_are_named(tmp_path, name):
         ({}, '[metadata.wander]\nstate_paths = ["/tests/data"]\n', "metadata.wander.state_paths"),
     ],
 )
-def test_what_cannot_be_played_is_named(tmp_path, changes, toml, field):
+def test_unsupported_fields_are_named(tmp_path, changes, toml, field):
     task = read(tmp_path, changes, toml=TOML + toml)
     assert [fault.field for fault in unsupported(task) if fault.blocks] == [field]
 
 
-def test_a_working_folder_must_be_known(tmp_path):
+def test_the_working_folder_must_be_known(tmp_path):
     toml = TOML.replace('workdir = "/app"\n', "")
     assert unsupported(read(tmp_path / "a", toml=toml)) == []  # the Dockerfile names it
     task = read(tmp_path / "b", {"environment/Dockerfile": "FROM x"}, toml=toml)
@@ -224,7 +224,7 @@ def test_an_invalid_task_does_not_stop_the_others(tmp_path):
         write_project(broken, tmp_path / "alone", name="one-task")
 
 
-def test_a_hostile_folder_is_refused(tmp_path, monkeypatch):
+def test_a_hostile_folder_is_rejected(tmp_path, monkeypatch):
     folder = write_task(tmp_path / "linked")
     os.symlink("/etc/passwd", folder / "tests" / "passwd")
     with pytest.raises(DatasetError, match="cannot be read"):
@@ -241,7 +241,7 @@ def test_a_hostile_folder_is_refused(tmp_path, monkeypatch):
         read_tasks(tmp_path)
 
 
-def test_texts_have_to_be_text(tmp_path):
+def test_text_fields_must_be_text(tmp_path):
     folder = write_task(tmp_path / "hello")
     (folder / "instruction.md").write_bytes(b"\xff\xfe")
     with pytest.raises(DatasetError, match="not UTF-8"):

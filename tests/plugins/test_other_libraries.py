@@ -58,7 +58,7 @@ class Echo(gymnasium.Env):
         return {"coin": numpy.int64(self.np_random.integers(2)), "row": row, "word": "yes"}
 
 
-async def test_gymnasium_by_its_id():
+async def test_gymnasium_environments_are_loaded_by_id():
     env = GymnasiumEnv("FrozenLake-v1", options={"is_slippery": False}, max_turns=9)
     right, down = "<action>right</action>", "<action>1</action>"
     rollout = await play(env, "right", "<action>9</action>", right, right, down, down, down, right)
@@ -81,7 +81,7 @@ async def test_gymnasium_follows_the_seeds_of_example_and_run():
     assert {each.reward for each in hands} == {-1.0}
 
 
-async def test_gymnasium_of_nested_observations_and_several_numbers():
+async def test_gymnasium_supports_nested_observations_and_several_numbers():
     env = GymnasiumEnv(Echo)
     rollout = await play(
         env,
@@ -117,7 +117,7 @@ gymnasium.register("Dials-v0", entry_point="registers_dials:Dials")
 """
 
 
-async def test_gymnasium_of_a_module_that_registers_it(monkeypatch, tmp_path):
+async def test_gymnasium_imports_the_module_that_registers_an_environment(monkeypatch, tmp_path):
     """Numbers that its space lacks are no action, those too that its type would wrap around to one."""
     (tmp_path / "registers_dials.py").write_text(REGISTERING)
     monkeypatch.syspath_prepend(tmp_path)
@@ -131,7 +131,7 @@ async def test_gymnasium_of_a_module_that_registers_it(monkeypatch, tmp_path):
         GymnasiumEnv("no_such_module_here:Dials-v0")
 
 
-async def test_gymnasium_with_functions_of_the_author():
+async def test_gymnasium_accepts_functions_of_the_author():
     def act(environment, text):
         if text not in ("push", "pull"):
             raise NoAction("Say push or pull.")
@@ -159,7 +159,7 @@ async def test_gymnasium_with_functions_of_the_author():
         ("LunarLander-v3", {}, "needs what is not installed", "dependencies"),
     ],
 )
-def test_gymnasium_that_cannot_be_had(name, options, said, hint):
+def test_unusable_gymnasium_environments_are_explained(name, options, said, hint):
     with pytest.raises(ConfigError, match=said) as caught:
         GymnasiumEnv(name, options=options)
     assert hint is None or hint in caught.value.hint
@@ -169,7 +169,7 @@ def test_gymnasium_that_cannot_be_had(name, options, said, hint):
         GymnasiumEnv("FrozenLake-v1", actions=["left", "right"])
 
 
-def test_colors_in_words():
+def test_terminal_colors_are_written_as_words():
     assert plain_text("\n\x1b[43m \x1b[0ma\n\x1b[34;1mB\x1b[0m\n") == (
         " a\nB\nyellow: the blank in line 1, column 1\nblue: `B` in line 2, column 1"
     )
@@ -220,13 +220,13 @@ async def test_an_answer_that_a_scorer_cannot_read_is_wrong():
         ({}, {}, "no task is named", None),
     ],
 )
-def test_reasoning_gym_that_cannot_be_had(task, settings, said, hint):
+def test_unusable_reasoning_gym_tasks_are_explained(task, settings, said, hint):
     with pytest.raises(ConfigError, match=said) as caught:
         ReasoningGymEnv(task, settings=settings)
     assert hint is None or hint in caught.value.hint
 
 
-async def test_textarena_alone():
+async def test_textarena_single_player_games_are_played():
     env = TextArenaEnv("GuessTheNumber-v0")
     replies = [f"<think>[1]</think>{number}" for number in [7] * 12]
     rollout = await play(env, *replies)
@@ -238,7 +238,7 @@ async def test_textarena_alone():
     assert "The game is over:" in said[-1]
 
 
-async def test_textarena_by_roles():
+async def test_textarena_games_are_played_by_roles():
     env = TextArenaEnv("TicTacToe-v0")
     rollout = await play(env, "[0]", "[3]", "I take [1]", "[4]", "[2]")
     assert rollout.rewards == {"player_0": 1.0, "player_1": -1.0}
@@ -251,7 +251,7 @@ async def test_textarena_by_roles():
     assert lost.rewards == {"player_0": 1.0, "player_1": -1.0}
 
 
-async def test_what_a_game_draws_when_it_is_made_follows_the_seed_too():
+async def test_random_draws_at_creation_of_a_game_follow_the_seed():
     env = TextArenaEnv("Countdown-v0", settings={"numbers": None, "target": None}, max_turns=1)
     asked = []
     for index in (3, 3, 4):
@@ -260,7 +260,7 @@ async def test_what_a_game_draws_when_it_is_made_follows_the_seed_too():
     assert asked[0] == asked[1] != asked[2]
 
 
-async def test_a_stored_game_is_scored_again_without_playing_it():
+async def test_a_stored_game_is_rescored_without_playing():
     """As the hub does with what is not deterministic: a server of OpenEnv's, for instance."""
     for env, moves in (
         (TextArenaEnv("TicTacToe-v0"), ["[0]", "[3]", "[1]", "[4]", "[2]"]),
@@ -273,7 +273,7 @@ async def test_a_stored_game_is_scored_again_without_playing_it():
         assert first_divergence(stored, again, RESCORED) is None
 
 
-async def test_games_played_at_once_do_not_disturb_one_another():
+async def test_simultaneous_games_do_not_affect_each_other():
     env = TextArenaEnv("ThreeCardMonte-v0")
     alone = [told(await play(env, "[0]", index=index)) for index in range(6)]
     together = await asyncio.gather(*(play(env, "[0]", index=index) for index in range(6)))
@@ -292,14 +292,14 @@ async def test_games_played_at_once_do_not_disturb_one_another():
         ("Klondike-v0", {}, "syntax of another Python", "3.12"),
     ],
 )
-def test_textarena_that_cannot_be_had(game, more, said, hint, monkeypatch):
+def test_unusable_textarena_games_are_explained(game, more, said, hint, monkeypatch):
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=said) as caught:
         TextArenaEnv(game, **more)
     assert hint is None or hint in caught.value.hint
 
 
-def test_words_that_are_not_here_are_named(monkeypatch, tmp_path):
+def test_missing_word_lists_are_named(monkeypatch, tmp_path):
     nltk = pytest.importorskip("nltk")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     monkeypatch.setattr(nltk, "download", lambda *names, **options: False)  # it would ask the internet
@@ -316,7 +316,7 @@ def test_words_that_are_not_here_are_named(monkeypatch, tmp_path):
         ("openenv", lambda: OpenEnvEnv("http://localhost:8000")),
     ],
 )
-def test_the_extra_that_is_missing_is_named(module, make, monkeypatch):
+def test_a_missing_extra_is_named(module, make, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra) as caught:
         make()
@@ -324,7 +324,7 @@ def test_the_extra_that_is_missing_is_named(module, make, monkeypatch):
 
 
 @pytest.mark.full
-def test_what_a_bridge_reads_is_not_the_environments_doing(wander: Wander, home: Path) -> None:
+def test_reads_of_a_bridge_are_not_blamed_on_the_environment(wander: Wander, home: Path) -> None:
     """textarena draws from the global generator, which the bridge sets and sets back."""
     (home / "cards").mkdir()
     (home / "cards/pyproject.toml").write_text(
@@ -341,7 +341,7 @@ def test_what_a_bridge_reads_is_not_the_environments_doing(wander: Wander, home:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["inspect", "openenv"])
-def test_what_cannot_share_the_lock_plays_in_a_virtual_environment_of_its_own(library, tmp_path):
+def test_libraries_outside_of_the_lock_use_their_own_virtualenv(library, tmp_path):
     """Needs a package index, as both pin what the lock has at other versions."""
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     python = tmp_path / "venv/bin/python"

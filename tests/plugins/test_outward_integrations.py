@@ -200,7 +200,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("script", [GYMNASIUM, INSPECT, OPENENV], ids=["gymnasium", "inspect", "openenv"])
-def test_the_library_plays_what_an_evaluation_plays(python: Path, tmp_path: Path, script: str) -> None:
+def test_the_other_library_plays_the_same_rollouts_as_an_evaluation(
+    python: Path, tmp_path: Path, script: str
+) -> None:
     code = f"{AS_EVALUATED}\n{script}\nprint('same')"
     done = subprocess.run(
         [str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500
@@ -222,7 +224,7 @@ def run_wander(*words: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_openenv_accepts_reports_and_folders_and_they_come_back(python: Path, tmp_path: Path) -> None:
+def test_openenv_exports_can_be_imported_again(python: Path, tmp_path: Path) -> None:
     broken = ROOT / "tests" / "sdk" / "broken_environments"
     for name in ("tictactoe", "math_tools"):
         shutil.copytree(ROOT / "environments" / name, tmp_path / name)

@@ -37,7 +37,7 @@ from wander_ray.task import PROOF_FILE, ShardJob, play_shard
 URL = "http://model/v1"
 
 
-async def test_what_all_shards_spent_counts_for_each() -> None:
+async def test_the_budget_is_shared_by_all_shards() -> None:
     coordinator = Coordinator(100, None)
     for shard in range(2):
         await coordinator.begin(shard, "a")
@@ -59,7 +59,7 @@ def test_every_shard_gets_a_fixed_share_of_the_calls(shards: int, calls: int) ->
     assert (shared.concurrency, shared.runs[0].settings.concurrency) == (calls, calls)
 
 
-def test_an_address_where_nobody_listens_is_told_at_once() -> None:
+def test_an_address_without_a_listener_is_reported_immediately() -> None:
     pytest.importorskip("ray")
     with (
         pytest.raises(Unavailable, match="no Ray cluster responds") as refused,
@@ -80,7 +80,7 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
         ({"folder": "/nowhere"}, "folder_not_shared"),
     ],
 )
-def test_a_node_that_is_not_like_the_driver_says_so(change: Any, code: str, tmp_path: Path) -> None:
+def test_a_node_that_differs_from_the_driver_is_reported(change: Any, code: str, tmp_path: Path) -> None:
     (tmp_path / PROOF_FILE).write_text("proof")
     job = ShardJob(
         **{"suite": "{}", "folder": str(tmp_path), "number": 0, "of": 1, "proof": "proof", **change}
@@ -89,7 +89,7 @@ def test_a_node_that_is_not_like_the_driver_says_so(change: Any, code: str, tmp_
     assert (problem.code, problem.hint is not None) == (code, True)
 
 
-def test_a_cluster_of_another_version_of_ray_is_told() -> None:
+def test_another_version_of_ray_is_reported() -> None:
     said = _cannot_connect("head:6379", RuntimeError("Version mismatch: The cluster was started with:..."))
     assert (said.code, "install the same Ray and Python" in (said.hint or "")) == ("versions_differ", True)
     assert "RAY_AUTH_MODE=token" in (_cannot_connect("head:6379", ConnectionError("no")).hint or "")
@@ -98,7 +98,7 @@ def test_a_cluster_of_another_version_of_ray_is_told() -> None:
         _require_reachable("ray://head:10001")
 
 
-def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path) -> None:
+def test_two_drivers_cannot_share_a_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with engine.hold(out), pytest.raises(ClientError, match="another process plays"), engine.hold(out):
         pass
@@ -121,7 +121,7 @@ def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path
     assert f"--resume {out}`" in str(refused.value.hint)
 
 
-def test_the_folder_of_shards_is_no_run_and_nothing_is_played_over_it(
+def test_a_folder_of_shards_is_not_a_run_and_is_not_overwritten(
     wander: Wander, folder: Path, say_env: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (
@@ -185,7 +185,7 @@ def suite_of(*models: dict[str, Any]) -> Suite:
     return Suite(name="ray", concurrency=4, evaluations_at_once=1, runs=runs)
 
 
-def test_models_get_actors_where_the_gpus_hold_all_of_them() -> None:
+def test_models_get_actors_on_nodes_with_enough_gpus() -> None:
     small = {"model": "./small"}
     wide = {"model": "./wide", "serve": "vllm", "serve_args": ["--tensor-parallel-size=2", "-pp", "2"]}
     elsewhere = {"model": "named", "base_url": URL}
@@ -235,7 +235,7 @@ def slow_echo(messages: list[dict[str, str]]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
+def test_a_lost_node_loses_and_repeats_no_rollout(
     cluster: Any, wander: Wander, folder: Path, home: Path
 ) -> None:
     with contextlib.ExitStack() as stack:
@@ -273,7 +273,7 @@ def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_model_that_dies_is_started_again_and_one_that_dies_at_once_ends_the_run(
+def test_a_crashed_model_is_restarted_unless_it_crashes_immediately(
     wander: Wander, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
@@ -325,7 +325,9 @@ def test_a_model_that_dies_is_started_again_and_one_that_dies_at_once_ends_the_r
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_suite_on_ray_is_that_played_here(cluster: Any, wander: Wander, folder: Path, home: Path) -> None:
+def test_a_suite_on_ray_gives_the_local_results(
+    cluster: Any, wander: Wander, folder: Path, home: Path
+) -> None:
     (home / "suite.toml").write_text(
         '[[eval]]\nenvironment = "./say-env"\nnum_examples = 5\nrollouts = 2\n'
         'model = ["scripted:say_env:solver", "scripted:say_env:breaks_on_three"]\n'
@@ -342,7 +344,7 @@ def test_a_suite_on_ray_is_that_played_here(cluster: Any, wander: Wander, folder
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_ctrl_c_keeps_what_was_played_and_a_spent_budget_goes_on(
+def test_ctrl_c_and_an_exhausted_budget_keep_finished_rollouts(
     cluster: Any, wander: Wander, folder: Path, home: Path
 ) -> None:
     with chat_endpoint(slow_echo) as endpoint:
@@ -364,7 +366,7 @@ def test_ctrl_c_keeps_what_was_played_and_a_spent_budget_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_late_node_is_used_and_a_run_whose_head_is_lost_goes_on_elsewhere(
+def test_late_nodes_are_used_and_a_lost_head_node_can_be_replaced(
     wander: Wander, folder: Path, home: Path
 ) -> None:
     pytest.importorskip("ray")
@@ -416,7 +418,7 @@ def test_a_late_node_is_used_and_a_run_whose_head_is_lost_goes_on_elsewhere(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_node_with_another_wander_ends_the_run(
+def test_a_node_with_another_wander_version_stops_the_run(
     cluster: Any, wander: Wander, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = shutil.copytree(Path(wander_package.__file__).parent, home / "other" / "wander")

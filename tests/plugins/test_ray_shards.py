@@ -31,9 +31,7 @@ class Near:
         return type("Method", (), {"remote": staticmethod(method)})
 
 
-def test_a_lost_shard_goes_on_in_its_folder_and_the_record_is_that_played_here(
-    wander: Wander, folder: Path
-) -> None:
+def test_a_lost_shard_resumes_and_the_merged_record_equals_a_local_run(wander: Wander, folder: Path) -> None:
     words = (
         str(folder),
         "-m",

@@ -31,7 +31,7 @@ async def in_steps(environment: Any, script: Any, place: int = 0, seed: int = 0)
 
 
 @pytest.mark.parametrize("place", range(6))
-async def test_it_is_the_rollout_of_an_evaluation(place: int) -> None:
+async def test_a_stepped_rollout_equals_that_of_an_evaluation(place: int) -> None:
     environment = load_environment(num_examples=10)
     episode = await in_steps(environment, careless, place, seed=3)
     assert episode.rollout is not None
@@ -41,7 +41,7 @@ async def test_it_is_the_rollout_of_an_evaluation(place: int) -> None:
     assert episode.rollout.reward == again.reward
 
 
-async def test_tools_and_usage_are_handed_over() -> None:
+async def test_tools_and_usage_are_passed_on() -> None:
     def double(number: int) -> int:
         """Double a number."""
         return 2 * number
@@ -62,7 +62,7 @@ async def test_tools_and_usage_are_handed_over() -> None:
     assert episode.rollout.usage.completion_tokens == 7
 
 
-async def test_an_episode_is_answered_only_while_it_asks() -> None:
+async def test_an_episode_accepts_replies_only_while_it_waits() -> None:
     environment = load_environment(num_examples=1)
     episode = SteppedRollout(environment, environment.dataset("eval")[0])
     with pytest.raises(ModelError, match="not begun"):
@@ -77,7 +77,7 @@ async def test_an_episode_is_answered_only_while_it_asks() -> None:
     assert begun.rollout is None
 
 
-async def test_a_fault_of_the_environment_is_in_the_rollout() -> None:
+async def test_environment_errors_are_recorded_in_the_rollout() -> None:
     class Broken(MultiTurnEnv):
         def env_response(self, messages: Messages, state: Any) -> Messages:
             raise ValueError("broken")
@@ -91,7 +91,7 @@ async def test_a_fault_of_the_environment_is_in_the_rollout() -> None:
     assert "broken" in episode.rollout.failure.message
 
 
-def test_rewards_that_compare_a_group_cannot_be_stepped() -> None:
+def test_environments_with_group_rewards_cannot_be_stepped() -> None:
     def first(completions: list[Messages]) -> list[float]:
         return [1.0] * len(completions)
 

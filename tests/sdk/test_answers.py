@@ -34,12 +34,12 @@ JSON_ANSWERS = st.lists(JSON_VALUES, max_size=4) | st.dictionaries(st.text(), JS
         (r"\boxed {6}", "6"),
     ],
 )
-def test_the_last_closed_box_is_the_answer(text, answer):
+def test_the_last_complete_boxed_text_is_the_answer(text, answer):
     assert extract_boxed_answer(text) == answer
     assert extract_boxed_answer(text, strict=True) == answer
 
 
-def test_without_a_box_strictness_decides():
+def test_without_a_boxed_text_strictness_decides():
     assert extract_boxed_answer("42") == "42"
     assert extract_boxed_answer("42", strict=True) == ""
     assert extract_boxed_answer(r"\boxed{42", strict=True) == ""
@@ -86,7 +86,7 @@ def test_no_text_makes_an_extractor_raise(text):
 
 
 @pytest.mark.parametrize("piece", ["{", "[", "\\boxed{", '{"', "[{", "\\boxed{}", '{"a":', "[1]", "}"])
-def test_time_grows_with_the_length_and_not_its_square(piece):
+def test_extraction_time_grows_linearly(piece):
     def seconds(times: int) -> float:
         text = piece * times
         return seconds_of(lambda: (extract_boxed_answer(text), extract_json_answer(text)))

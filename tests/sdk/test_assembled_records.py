@@ -19,7 +19,7 @@ def assert_whole(record: BaseModel) -> None:
     assert kind.model_validate_json(record.model_dump_json()).model_dump() == record.model_dump()
 
 
-async def test_a_rollout_and_all_that_it_makes_have_every_field() -> None:
+async def test_assembled_rollouts_have_every_field() -> None:
     seen: list[BaseModel] = []
 
     def reply(request: ModelRequest) -> str:
@@ -39,7 +39,7 @@ async def test_a_rollout_and_all_that_it_makes_have_every_field() -> None:
     assert seen[0] == example
 
 
-async def test_what_is_replayed_has_every_field() -> None:
+async def test_replayed_rollouts_have_every_field() -> None:
     environment = SingleTurnEnv(dataset=ROWS)
     example = environment.dataset("train").examples(0, 1)[0]
     recorded = await environment.rollout(ScriptedClient(["1"]), example)

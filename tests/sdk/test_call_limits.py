@@ -27,7 +27,7 @@ from wander.rubrics.judge import JudgeRubric, judge_score
 from wander.wire import EndpointUse, EnvironmentPin
 
 
-async def test_calls_wait_for_a_free_place_and_leave_by_the_age_of_their_rollout() -> None:
+async def test_calls_wait_for_a_slot_and_older_rollouts_go_first() -> None:
     limiter = CallLimiter(2)
     pace = limiter.pace("x")
     for name in ("old", "young"):
@@ -54,7 +54,7 @@ async def test_calls_wait_for_a_free_place_and_leave_by_the_age_of_their_rollout
     await asyncio.gather(*waiting)
 
 
-async def test_a_canceled_call_gives_its_place_back() -> None:
+async def test_a_canceled_call_releases_its_slot() -> None:
     limiter = CallLimiter(1)
     pace = limiter.pace("x")
     await limiter.acquire(pace)
@@ -74,7 +74,7 @@ async def test_a_canceled_call_gives_its_place_back() -> None:
     assert limiter.status().in_flight == 0
 
 
-def test_of_several_bounds_the_lowest_counts() -> None:
+def test_the_lowest_of_several_limits_applies() -> None:
     async def most_at_once(limiter: CallLimiter) -> int:
         pace = limiter.pace("x")
         tasks = [asyncio.create_task(limiter.acquire(pace)) for _ in range(9)]
@@ -144,7 +144,7 @@ def limited(chat_server: Any) -> Iterator[Any]:
 
 
 @pytest.mark.full
-async def test_a_rate_limited_evaluation_fails_nothing_and_counts_what_was_refused(
+async def test_a_rate_limited_evaluation_fails_no_rollout_and_counts_refusals(
     chat_server: Any, limited: Any, tmp_path: Any
 ) -> None:
     counts = limited(rate=60.0, burst=60.0, **{"Retry-After": "1"})
@@ -165,7 +165,7 @@ async def test_a_rate_limited_evaluation_fails_nothing_and_counts_what_was_refus
 
 @pytest.mark.full
 @pytest.mark.parametrize("share", [0.03, 0.08])
-async def test_refusals_at_random_slow_only_the_calls_they_hit(chat_server: Any, share: float) -> None:
+async def test_random_refusals_slow_only_the_calls_they_hit(chat_server: Any, share: float) -> None:
     chance, refused = random.Random(5), web.Response(status=503, text="{}")
 
     def hiccups(body: dict[str, Any], number: int) -> Any:
@@ -205,7 +205,7 @@ async def test_calls_that_wait_out_a_refusal_leave_their_slots_to_other_rollouts
     assert client.limiter.status().rate is None
 
 
-async def test_times_leave_out_our_own_waiting(chat_server: Any) -> None:
+async def test_measured_times_exclude_our_own_waiting(chat_server: Any) -> None:
     refused = web.Response(status=429, text="{}", headers={"Retry-After": "0.5"})
     chat_server.script = lambda body, number: refused if number == 1 else echo(body, number)
     client = OpenAIClient("m", chat_server.url)
@@ -217,7 +217,7 @@ async def test_times_leave_out_our_own_waiting(chat_server: Any) -> None:
     assert 0 < rollout.turns[0].model_seconds <= rollout.seconds <= elapsed - 0.5
 
 
-async def test_a_judge_in_this_process_shares_the_bound_and_the_rate(chat_server: Any) -> None:
+async def test_a_judge_in_this_process_shares_the_limits(chat_server: Any) -> None:
     chat_server.delay = 0.01
     chat_server.script = lambda body, number: "yes" if body["model"] == "judge" else echo(body, number)
     rubric = JudgeRubric([judge_score], model="judge", base_url=chat_server.url)
@@ -231,7 +231,7 @@ async def test_a_judge_in_this_process_shares_the_bound_and_the_rate(chat_server
     assert result.endpoints.calls == 24
 
 
-async def test_a_call_that_ends_before_it_leaves_is_not_counted() -> None:
+async def test_a_call_canceled_before_it_is_sent_is_not_counted() -> None:
     transport, limiter = Mock(), CallLimiter()
 
     async def never(*_: object) -> None:
@@ -249,7 +249,7 @@ async def test_a_call_that_ends_before_it_leaves_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-async def test_a_part_that_resumes_a_run_adds_to_what_was_asked(
+async def test_a_resumed_run_adds_to_the_number_of_calls(
     *, killed: bool, chat_server: Any, tmp_path: Any
 ) -> None:
     chat_server.script = lambda body, number: "wrong" if number < 4 else web.Response(status=418)
@@ -268,7 +268,7 @@ async def test_a_part_that_resumes_a_run_adds_to_what_was_asked(
     assert use.told() == ("at least 6" if killed else "9")
 
 
-async def test_nothing_waits_for_ever_for_an_endpoint_that_takes_nothing_any_more(chat_server: Any) -> None:
+async def test_an_endpoint_that_stops_accepting_calls_fails_the_run(chat_server: Any) -> None:
     refused = web.Response(status=429, text="{}", headers={"Retry-After": "0"})
     chat_server.script = lambda body, number: refused if number > 10 else echo(body, number)
     client = OpenAIClient("m", chat_server.url)
@@ -279,7 +279,7 @@ async def test_nothing_waits_for_ever_for_an_endpoint_that_takes_nothing_any_mor
     assert "has rejected every call" in str(caught.value)
 
 
-async def test_a_quota_that_is_used_up_ends_the_run(chat_server: Any, faults: dict[str, Any]) -> None:
+async def test_an_exhausted_quota_stops_the_run(chat_server: Any, faults: dict[str, Any]) -> None:
     chat_server.script = lambda body, number: faults["quota"]
     client = OpenAIClient("m", chat_server.url)
     with pytest.raises(RateLimited, match="insufficient_quota"):
@@ -307,7 +307,7 @@ class ToolUse(MultiTurnEnv):
         return [{"role": "user", "content": "and now?"}]
 
 
-async def test_rollouts_whose_tools_are_at_work_hold_no_call(chat_server: Any) -> None:
+async def test_rollouts_waiting_for_tools_use_no_call_slot(chat_server: Any) -> None:
     environment = ToolUse(asyncio.Event(), eval_dataset=rows(30), rubric=Rubric([right]), name="echo")
     client = OpenAIClient("m", chat_server.url)
     async with asyncio.timeout(60):
@@ -318,7 +318,7 @@ async def test_rollouts_whose_tools_are_at_work_hold_no_call(chat_server: Any) -
     assert environment.most_at_work == 12
 
 
-async def test_several_evaluations_of_one_client_share_its_bound(chat_server: Any) -> None:
+async def test_several_evaluations_of_one_client_share_its_limit(chat_server: Any) -> None:
     chat_server.delay = 0.01
     client = OpenAIClient("m", chat_server.url)
     results = await asyncio.gather(*(evaluated(client, single_turn(20), concurrency=5) for _ in range(3)))
@@ -328,7 +328,7 @@ async def test_several_evaluations_of_one_client_share_its_bound(chat_server: An
 
 
 @pytest.mark.full
-async def test_a_group_larger_than_the_bound_is_played(chat_server: Any) -> None:
+async def test_a_group_larger_than_the_limit_is_played(chat_server: Any) -> None:
     def first(completions: list[Any]) -> list[float]:
         return [float(index == 0) for index in range(len(completions))]
 
@@ -373,7 +373,7 @@ async def test_an_evaluation_that_waits_for_its_endpoint_stops_when_asked(
     assert 0 < again.manifest.endpoints.paused_seconds < 60
 
 
-async def test_a_call_that_waits_out_a_refusal_is_answered(chat_server: Any) -> None:
+async def test_a_refused_call_is_repeated_and_answered(chat_server: Any) -> None:
     refused = web.Response(status=503, text="{}")
     chat_server.script = lambda body, number: refused if number == 1 else "ok"
     client = OpenAIClient("m", chat_server.url)
@@ -383,7 +383,7 @@ async def test_a_call_that_waits_out_a_refusal_is_answered(chat_server: Any) -> 
     assert client.limiter.use().refusals == 1
 
 
-def test_use_is_told_in_words() -> None:
+def test_the_use_of_calls_is_described() -> None:
     assert EndpointUse(calls=1200, retries=3).told() == "1,200, 3 retried"
     told = EndpointUse(calls=5, refusals=41, paused_seconds=12.3).told()
     assert told == "5; rate-limited 41 times, 12 s of pauses"

@@ -100,7 +100,7 @@ QUICK = {"bad_row", "does_not_load", "endless", "hash_order", "rewards_silence",
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in sorted(FAILS)]
 )
-def test_a_broken_environment_fails_its_checks_and_no_others(name):
+def test_a_broken_environment_fails_exactly_the_expected_checks(name):
     report = checked(BROKEN / f"{name}.py")
     assert failed(report) == FAILS[name]
     assert [check.id for check in report.checks] == list(CHECKS)
@@ -114,7 +114,7 @@ def test_a_broken_environment_fails_its_checks_and_no_others(name):
 
 
 @pytest.mark.full
-def test_a_rollout_that_hangs_is_ended_and_named():
+def test_a_hanging_rollout_is_stopped_and_named():
     started = time.monotonic()
     report = checked(BROKEN / "hangs.py", timeout=12)
     assert time.monotonic() - started < 200
@@ -144,7 +144,7 @@ def test_an_environment_that_kills_its_process_is_named(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["network", "undeclared_judge"])
-def test_what_is_declared_is_no_fault(name):
+def test_declared_properties_are_not_errors(name):
     report = checked(BROKEN / f"{name}.py", arguments={"deterministic": False})
     assert report.ok
     assert report.deterministic is False
@@ -154,7 +154,7 @@ def test_what_is_declared_is_no_fault(name):
     assert is_declared == (name == "network")
 
 
-def test_a_scripted_judge_is_asked_in_place_of_an_endpoint():
+def test_a_scripted_judge_replaces_an_endpoint():
     report = checked(BROKEN / "undeclared_judge.py", arguments={"deterministic": False})
     assert {report.by_id(f"rewards.{name}").status for name in ("gold", "noop", "injection")} == {"pass"}
     assert (report.earned["gold"], report.earned["demand"]) == (1.0, 0.0)
@@ -189,7 +189,7 @@ def test_a_report_is_json_with_stable_ids():
         report.by_id("no.such.check")
 
 
-def test_an_unknown_argument_is_said_in_the_environments_words():
+def test_an_unknown_argument_shows_the_message_of_the_environment():
     report = check_environment(ROOT / "environments" / "reverse_text", {"words": 1})
     assert "accepts `num_examples" in report.by_id("load.works").message
 
@@ -248,11 +248,11 @@ def test_each_gap_in_a_package_has_its_check(tmp_path, check, old, new, status):
     assert {name: each for name, each in found.items() if each != "pass"} == {check: status}
 
 
-def test_a_readme_of_a_line_explains_nothing(tmp_path):
+def test_a_readme_with_one_line_fails_its_check(tmp_path):
     assert package_findings(tmp_path, PROJECT, readme="# good-name")["package.readme"] == "warn"
 
 
-def test_a_file_is_no_package_and_neither_is_a_name_nobody_has(tmp_path):
+def test_files_and_unknown_names_are_not_packages(tmp_path):
     (tmp_path / "env.py").write_text("")
     for folder, name in ((tmp_path / "env.py", "env.py"), (None, "no-such-environment")):
         found = check_package(folder, name, Path(sys.executable))
@@ -260,7 +260,7 @@ def test_a_file_is_no_package_and_neither_is_a_name_nobody_has(tmp_path):
         assert [check.id for check in found] == [check for check in CHECKS if check.startswith("package.")]
 
 
-def test_every_check_is_failed_by_something():
+def test_every_check_has_an_environment_that_fails_it():
     packages = {"package.name", "package.entry-point", "package.summary", "package.readme"}
     warned = {"package.license", "package.sdk", "package.scaffold"}
     cheats = {"prompt.answer", "dataset.splits", "sources.eval", "tools.answer", "rewards.judge"}
@@ -276,7 +276,7 @@ def test_every_check_is_failed_by_something():
 )
 @given(answer=st.text(st.characters(exclude_characters="<>{}\\"), min_size=1, max_size=20))
 @example(answer="◁THINK▷")
-def test_a_written_answer_is_one_that_the_parser_finds(parser, answer):
+def test_written_answers_are_found_by_the_parser(parser, answer):
     example = Example(example_id="0", index=0, seed=0, prompt=[], answer=answer)
     written = write_answer(parser, example)
     if written is not None:
@@ -310,7 +310,7 @@ ROLLOUT = Rollout(
         ),
     ],
 )
-def test_the_first_difference_is_said(changes, said):
+def test_the_first_difference_is_named(changes, said):
     assert first_difference(ROLLOUT, ROLLOUT.model_copy(update=changes)) == said
 
 
@@ -320,7 +320,7 @@ def test_only_a_failure_makes_a_report_not_ok(check, status):
     assert report.ok == (status != "fail")
 
 
-def test_what_a_library_reads_while_it_is_imported_is_its_own_affair(tmp_path):
+def test_reads_of_a_library_during_import_are_ignored(tmp_path):
     library = tmp_path / "site-packages" / "some_library.py"
     library.parent.mkdir()
     library.write_text(

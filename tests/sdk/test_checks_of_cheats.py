@@ -80,16 +80,16 @@ def kinds(folder: Path, source: str) -> set[str]:
 @pytest.mark.parametrize(
     ("kind", "source"), [(kind, each) for kind, several in SEEN.items() for each in several]
 )
-def test_what_the_source_holds_is_seen_wherever_it_stands(kind: str, source: str, tmp_path: Path) -> None:
+def test_suspicious_code_is_found_anywhere_in_the_source(kind: str, source: str, tmp_path: Path) -> None:
     assert kinds(tmp_path, source) == {kind}
 
 
 @pytest.mark.parametrize("source", HARMLESS)
-def test_what_changes_nothing_is_left_alone(source: str, tmp_path: Path) -> None:
+def test_harmless_code_is_not_flagged(source: str, tmp_path: Path) -> None:
     assert kinds(tmp_path, source) == set()
 
 
-def test_a_source_that_is_no_python_and_tests_are_left_out(tmp_path: Path) -> None:
+def test_tests_and_files_that_are_not_python_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     for name in ("tests/one.py", "test_two.py", "conftest.py"):
         (tmp_path / name).write_text("hash(1)")
@@ -122,7 +122,7 @@ def examples(*pairs: tuple[str, Any]) -> list[Example]:
         ([("Paris is in Parisian style. (", "(")], False, False),
     ],
 )  # fmt: skip
-def test_a_prompt_that_tells_its_answer_is_told_from_one_that_lists_choices(
+def test_prompts_with_answers_differ_from_prompts_with_choices(
     pairs: list[tuple[str, Any]], labeled: bool, held: bool
 ) -> None:
     told = find_leaked_answer(examples(*pairs))
@@ -152,9 +152,7 @@ DONE = {"role": "assistant", "content": "done"}
         ("what?", [*call("peek", "Mercurys"), DONE], None),
     ],
 )
-def test_a_tool_that_tells_the_answer_in_time_is_named(
-    asked: str, completion: list[Any], tool: str | None
-) -> None:
+def test_a_tool_that_reveals_the_answer_is_named(asked: str, completion: list[Any], tool: str | None) -> None:
     rollout = Rollout(
         example_id="0", index=0, seed=0, prompt=[{"role": "user", "content": asked}], completion=completion,
         answer="Mercury",
@@ -193,7 +191,7 @@ def test_rows_of_both_splits_are_compared(train: str, measured: str, status: str
         assert found.message.partition(";")[0].endswith("%)")
 
 
-def test_siblings_may_fail_in_other_words_and_not_otherwise() -> None:
+def test_rollouts_of_a_group_may_differ_only_in_failure_messages() -> None:
     def play(message: str, kind: str = "EnvironmentFault") -> PlayRecord:
         failure = Failure(boundary="environment", type=kind, message=message)
         rollout = Rollout(example_id="0", index=0, seed=0, prompt=[], completion=[], failure=failure)
@@ -244,7 +242,7 @@ async def poem(prompt: Any, completion: Any, answer: Any, state: Any, judge: Any
         (poem, DEFAULT_PROMPT, "not understood"),
     ],
 )
-async def test_a_judge_that_obeys_the_answer_is_found(
+async def test_a_judge_that_follows_instructions_in_answers_is_found(
     function: Any, prompt: str, obeys: str | None, parser: Parser
 ) -> None:
     rubric = JudgeRubric([function], client=ScriptedClient(["never asked"]), prompt=prompt, parser=parser)
@@ -258,9 +256,7 @@ async def test_a_judge_that_obeys_the_answer_is_found(
 
 @pytest.mark.parametrize("function", [judge_score, asks])
 @pytest.mark.parametrize("prompt", [DEFAULT_PROMPT, QUOTED, "{response} or {answer}, {answer}?"])
-async def test_a_scripted_judge_finds_the_reference_answer_right_and_no_other(
-    function: Any, prompt: str
-) -> None:
+async def test_a_scripted_judge_accepts_only_the_reference_answer(function: Any, prompt: str) -> None:
     rubric = JudgeRubric([function], model="m", base_url="http://127.0.0.1:9/v1", prompt=prompt)
     rows = [{"question": "q", "answer": "Because\nof {answer} (x)."}]
     env = SingleTurnEnv(rows, rubric=rubric, deterministic=False)
@@ -309,7 +305,7 @@ def load_environment():
 '''
 
 
-def test_one_environment_with_many_faults_is_told_all_of_them(tmp_path: Path) -> None:
+def test_all_faults_of_an_environment_are_reported(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(TOOLS)
     report = check_environment(tmp_path / "bad.py", examples=1)
     found = {check.id: (check.status, check.message) for check in report.checks}
@@ -324,7 +320,7 @@ def test_one_environment_with_many_faults_is_told_all_of_them(tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_model_text_that_is_run_fails_and_a_tool_that_tells_warns(tmp_path: Path) -> None:
+def test_executed_model_text_fails_and_a_revealing_tool_warns(tmp_path: Path) -> None:
     source = TOOLS.replace("? (answer: Mercury)", "?").replace("? (answer: Venus)", "?")
     careful = "    try:\n        return float(eval(completion[-1]['content']))\n    except Exception: pass\n"
     before, after = source.index("    if completion"), source.index("    return float(COUNT")
@@ -340,7 +336,7 @@ def test_model_text_that_is_run_fails_and_a_tool_that_tells_warns(tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_generator_that_rollouts_share_is_found_and_a_cache_is_not(tmp_path: Path) -> None:
+def test_a_shared_random_generator_is_found_and_a_cache_is_accepted(tmp_path: Path) -> None:
     source = """
 import random
 from wander import Rubric, SingleTurnEnv

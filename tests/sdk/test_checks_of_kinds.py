@@ -105,7 +105,7 @@ def load_environment():
 @pytest.mark.parametrize(
     ("source", "kind"), [(TOOLS, "tool"), (GROUP, "group"), (RANKED, "ranked"), (REASONING, "reasoning")]
 )
-def test_a_sound_environment_passes(tmp_path, source, kind):
+def test_a_correct_environment_passes(tmp_path, source, kind):
     path = tmp_path / f"sound_{kind}.py"
     path.write_text(source)
     report = check_environment(path, rows=12, examples=2)
@@ -144,7 +144,7 @@ def load_environment():
         ((-1.0, 0.0), 0.0, 0.0, True),
     ],
 )
-def test_a_draw_may_earn_nothing_and_no_more(tmp_path, bounds, won, idle, fails):
+def test_a_draw_may_earn_nothing(tmp_path, bounds, won, idle, fails):
     path = tmp_path / "scored.py"
     source = SCORED.replace("WON", str(won)).replace("IDLE", str(idle)).replace("LOST", str(bounds[0]))
     path.write_text(source.replace("BOUNDS", str(bounds)))

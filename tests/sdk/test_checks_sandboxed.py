@@ -35,14 +35,14 @@ def checked(folder: Path, at_load: str, **options: float) -> CheckReport:
     return check_environment(module, sandbox=small("memory=1G"), **options)
 
 
-def test_a_bundled_environment_passes_the_same_checks_inside() -> None:
+def test_a_bundled_environment_passes_the_same_checks_in_the_sandbox() -> None:
     inside = check_environment(ROOT / "environments" / "tictactoe", sandbox=small("memory=1G"))
     outside = check_environment(ROOT / "environments" / "tictactoe")
     assert [(one.id, one.status) for one in inside.checks] == [(one.id, one.status) for one in outside.checks]
     assert not inside.failed
 
 
-def test_what_the_code_may_not_do_fails_its_loading(tmp_path: Path) -> None:
+def test_forbidden_operations_make_loading_fail(tmp_path: Path) -> None:
     target = tmp_path / "written"
     checked(tmp_path, f"Path({str(target)!r}).write_text('x')")
     assert not target.exists(), "its /tmp is its own"
@@ -58,7 +58,7 @@ def test_what_the_code_may_not_do_fails_its_loading(tmp_path: Path) -> None:
         ("time.sleep(600)", 10, "it did not finish within 10 s, while "),
     ],
 )
-def test_a_process_that_dies_or_hangs_is_told_with_what_it_did(
+def test_a_dead_or_hanging_process_is_reported_with_its_cause(
     at_load: str, timeout: float, said: str, tmp_path: Path
 ) -> None:
     report = checked(tmp_path, at_load, timeout=timeout)
@@ -82,7 +82,7 @@ def load_environment():
 
 
 @pytest.mark.full
-def test_a_hack_of_a_shell_is_found_although_the_sandbox_cannot_start_boxes(tmp_path: Path) -> None:
+def test_a_shell_hack_is_found_in_a_sandboxed_check(tmp_path: Path) -> None:
     module = tmp_path / "shell_env.py"
     module.write_text(SHELL)
     report = check_environment(module, sandbox=small("memory=1G"), examples=1)
@@ -93,7 +93,7 @@ def test_a_hack_of_a_shell_is_found_although_the_sandbox_cannot_start_boxes(tmp_
     assert report.earned["hack: replaces pytest"] == report.earned["noop"] == 0.0
 
 
-def test_hacks_are_compared_with_doing_nothing() -> None:
+def test_hacks_are_compared_with_an_idle_player() -> None:
     rollout = Rollout(example_id="a", index=0, seed=0, prompt=[], completion=[], reward=0.25)
     plays = [PlayRecord(player="noop", split="eval", position=0, rollout=rollout)]
     info = EnvironmentInfo(

@@ -51,7 +51,7 @@ def project(tmp_path) -> Path:
     return folder
 
 
-async def test_a_worker_plays_it_and_the_same_here(project, tmp_path):
+async def test_a_worker_gives_the_same_rollout_as_this_process(project, tmp_path):
     worker = await WorkerEnvironment.start(
         None, None, path=project, arguments={"count": 3}, log_path=tmp_path / "log"
     )
@@ -71,7 +71,7 @@ async def test_a_worker_plays_it_and_the_same_here(project, tmp_path):
     assert there.completion == here.completion
 
 
-def test_a_name_that_the_api_never_had_is_told_with_its_cause(tmp_path):
+def test_a_name_that_the_api_never_had_is_reported(tmp_path):
     (tmp_path / "wrong_env.py").write_text("import verifiers as vf\nx = vf.NoSuchThing\n")
     with pytest.raises(LoadError, match="NoSuchThing"):
         load_path(tmp_path / "wrong_env.py")
@@ -103,7 +103,7 @@ def test_an_environment_of_our_own_loads_nothing_of_the_api(tmp_path):
     assert done.stdout.strip() == "['wander_compat', 'wander_compat.alias', 'wander_compat.loading']"
 
 
-def test_without_an_adapter_what_is_classic_is_no_environment(project, monkeypatch):
+def test_without_an_adapter_a_classic_environment_is_rejected(project, monkeypatch):
     monkeypatch.setattr("wander.loading.adapters", tuple)
     with pytest.raises(LoadError, match="returned a `Echo`, not an environment"):
         load_path(project)
@@ -124,7 +124,7 @@ def test_an_adapter_that_cannot_be_imported_is_named(monkeypatch):
         ("__version__ = '0.4.0'\n", True),
     ],
 )
-def test_our_distribution_is_told_from_upstreams(source, upstream, tmp_path, monkeypatch):
+def test_our_distribution_is_distinguished_from_upstream(source, upstream, tmp_path, monkeypatch):
     (tmp_path / "verifiers.py").write_text(source)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert has_upstream() is upstream

@@ -103,13 +103,13 @@ def test_an_answer_is_not_a_failure(name: str) -> None:
 
 @pytest.mark.parametrize("error", [{"code": 400, "message": "prompt is too long: 5 tokens > 3 maximum"}])
 @pytest.mark.parametrize("place", ["body", "choice"])
-def test_an_overflow_within_an_answer_is_one(error: Any, place: str) -> None:
+def test_a_context_overflow_inside_a_response_is_recognized(error: Any, place: str) -> None:
     data = {"error": error} if place == "body" else body({"message": EMPTY, "error": error})
     with pytest.raises(ContextOverflow):
         read(data)
 
 
-def test_a_filter_within_an_answer_is_one() -> None:
+def test_a_content_filter_inside_a_response_is_recognized() -> None:
     with pytest.raises(ContentFiltered):
         read({"error": {"code": "content_filter", "message": "filtered"}})
 
@@ -124,7 +124,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize(("given_reason", "kept"), REASONS.items())
-def test_finish_reasons_have_one_name(given_reason: str | None, kept: str) -> None:
+def test_finish_reasons_are_normalized(given_reason: str | None, kept: str) -> None:
     assert read(body({"message": {"content": "x"}, "finish_reason": given_reason})).finish_reason == kept
 
 
@@ -161,7 +161,7 @@ bodies = st.fixed_dictionaries(
 
 
 @given(bodies | json_values)
-def test_any_body_is_an_answer_or_an_error(data: Any) -> None:
+def test_any_response_body_is_a_completion_or_an_error(data: Any) -> None:
     failed: ModelError | None = None
     try:
         response = read(data)
@@ -295,7 +295,7 @@ def test_zero_counts_are_left_out_of_json_and_no_sum_drops_a_count() -> None:
     assert sum(dict(Usage(estimated=True) + one).values()) == sum(numbers.values()) + 1
 
 
-def test_prices_count_cached_and_reasoning_tokens_apart() -> None:
+def test_cached_and_reasoning_tokens_have_their_own_prices() -> None:
     usage = Usage(prompt_tokens=100, completion_tokens=50, cached_tokens=80, reasoning_tokens=30)
     assert TokenPrices(prompt=1e4, completion=2e4).cost(usage) == pytest.approx(1.0 + 1.0)
     tiers = TokenPrices(prompt=1e4, completion=2e4, cached=1e3, reasoning=4e4)
@@ -324,7 +324,7 @@ def client_of(server: Any, **options: Any) -> OpenAIClient:
 
 
 @pytest.mark.parametrize("name", FAILURES)
-async def test_a_call_is_tried_again_before_its_rollout_fails(chat_server: Any, name: str) -> None:
+async def test_a_call_is_retried_before_its_rollout_fails(chat_server: Any, name: str) -> None:
     chat_server.script = lambda sent, number: web.json_response(FAILURES[name]) if number < 3 else "at last"
     client = client_of(chat_server)
     assert (await client.complete(ASKED)).message["content"] == "at last"
@@ -349,7 +349,7 @@ async def test_a_failure_in_a_later_turn_of_tools_fails_the_rollout(chat_server:
     assert (rollout.reward, rollout.stop_reason, rollout.failure.boundary) == (None, None, "model")
 
 
-async def test_resuming_plays_what_failed_so_again(chat_server: Any, tmp_path: Path) -> None:
+async def test_resuming_plays_such_failures_again(chat_server: Any, tmp_path: Path) -> None:
     working = False
     chat_server.script = lambda sent, number: "5" if working else web.json_response(FAILURES["reason error"])
     environment = echo()
@@ -365,7 +365,9 @@ async def test_resuming_plays_what_failed_so_again(chat_server: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("status", [400, 200])
-async def test_a_filter_ends_the_turn_as_the_finish_reason_does(chat_server: Any, status: int) -> None:
+async def test_a_content_filter_error_ends_the_turn_like_its_finish_reason(
+    chat_server: Any, status: int
+) -> None:
     refused = {"error": {"code": "content_filter", "message": "filtered"}}
     kept = body({"message": {"content": None}, "finish_reason": "content_filter"}, usage=None)
     chat_server.script = lambda sent, number: web.json_response(
@@ -386,7 +388,7 @@ class Talk(MultiTurnEnv):
 @pytest.mark.parametrize(
     "usage", [None, {}, {"prompt_tokens": 0, "completion_tokens": 0}, {"prompt_tokens": 7}]
 )
-async def test_a_bound_on_tokens_holds_where_nobody_counts_them(chat_server: Any, usage: Any) -> None:
+async def test_a_token_limit_holds_if_the_endpoint_reports_no_usage(chat_server: Any, usage: Any) -> None:
     said = {"message": {"content": "five words are said here"}, "finish_reason": "stop"}
     chat_server.script = lambda sent, number: web.json_response({"choices": [said], "usage": usage})
     env = Talk(eval_dataset=[{"question": "q"}], max_total_completion_tokens=20, max_turns=50)
@@ -398,7 +400,7 @@ async def test_a_bound_on_tokens_holds_where_nobody_counts_them(chat_server: Any
     assert 20 <= rollout.usage.completion_tokens < 30
 
 
-async def test_a_filter_ends_a_conversation(chat_server: Any) -> None:
+async def test_a_content_filter_ends_a_conversation(chat_server: Any) -> None:
     refused = {"error": {"code": "content_filter", "message": "filtered"}}
     chat_server.script = lambda sent, number: web.json_response(refused, status=400) if number > 1 else "hi"
     env = Talk(eval_dataset=[{"question": "q"}], rubric=Rubric([right]))
@@ -438,7 +440,7 @@ async def test_refusals_and_filters_are_counted(chat_server: Any, tmp_path: Path
     "budget",
     [Budget(tokens=10_000), Budget(usd=5.0, prices=TokenPrices(prompt=1, completion=1))],
 )
-async def test_a_budget_that_nobody_can_count_ends_the_run_with_an_error(
+async def test_a_budget_without_reported_usage_stops_the_run_with_an_error(
     chat_server: Any, tmp_path: Path, budget: Budget
 ) -> None:
     said = {"choices": [{"message": {"content": "5"}, "finish_reason": "stop"}]}
@@ -456,7 +458,7 @@ async def test_a_budget_that_nobody_can_count_ends_the_run_with_an_error(
     assert list(RunFolder.open(tmp_path / "run").rollouts())
 
 
-async def test_a_cost_that_nobody_can_count_is_unknown_and_not_zero(chat_server: Any, tmp_path: Path) -> None:
+async def test_a_cost_without_reported_usage_is_unknown(chat_server: Any, tmp_path: Path) -> None:
     said = {"choices": [{"message": {"content": "5"}, "finish_reason": "stop"}]}
     chat_server.script = lambda sent, number: web.json_response(said)
     environment = echo()
@@ -471,7 +473,7 @@ async def test_a_cost_that_nobody_can_count_is_unknown_and_not_zero(chat_server:
 
 
 @pytest.mark.parametrize("more", [{"stream": True}, {"n": 2}])
-async def test_what_is_not_read_is_not_asked_for(chat_server: Any, more: dict[str, Any]) -> None:
+async def test_unused_fields_are_not_requested(chat_server: Any, more: dict[str, Any]) -> None:
     client = client_of(chat_server)
     request = ASKED.model_copy(update={"sampling": SamplingArgs(**more)})
     with pytest.raises(ModelError):
@@ -491,7 +493,7 @@ async def test_what_is_not_read_is_not_asked_for(chat_server: Any, more: dict[st
         (r"caf\u00e9 \udfff", "café \\udfff"),
     ],
 )
-def test_half_an_emoji_is_kept_as_its_escape(written: str, kept: str) -> None:
+def test_an_incomplete_emoji_is_kept_as_an_escape(written: str, kept: str) -> None:
     template = (
         '{"choices": [{"message": {"content": "%s", "reasoning_content": "%s"}, "finish_reason": "stop"}]}'
     )

@@ -53,7 +53,7 @@ def parquet(tmp_path):
 
 
 @given(ROWS)
-def test_json_lines_come_back_as_they_were_written(tmp_path_factory, rows):
+def test_json_lines_are_read_unchanged(tmp_path_factory, rows):
     path = written_jsonl(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
     read = JsonlRows(path)
     assert list(read) == rows
@@ -61,7 +61,7 @@ def test_json_lines_come_back_as_they_were_written(tmp_path_factory, rows):
     assert read[:2] == rows[:2]
 
 
-def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path):
+def test_blank_lines_and_a_byte_order_mark_are_ignored(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  \n{"a": 2}')
     assert list(JsonlRows(path)) == [{"a": 1}, {"a": 2}]
@@ -75,7 +75,7 @@ def test_a_bad_json_line_is_named_by_its_number(tmp_path, line, reason):
         list(JsonlRows(path))
 
 
-def test_a_file_is_opened_when_its_first_row_is_asked_for(tmp_path):
+def test_a_file_is_opened_when_its_first_row_is_read(tmp_path):
     path = tmp_path / "rows.jsonl"
     dataset = Dataset(JsonlRows(path))
     with pytest.raises(DatasetError, match="cannot read") as caught:
@@ -157,7 +157,7 @@ def test_the_suffix_chooses_the_reader(tmp_path, parquet):
         file_rows("rows.xlsx")
 
 
-def test_hugging_face_rows_lose_what_arrow_filled_in():
+def test_hugging_face_rows_drop_values_added_by_arrow():
     datasets = pytest.importorskip("datasets")
     rows = [row | {"info": row.get("info", {})} for row in MIXED]
     loaded = datasets.Dataset.from_list(rows)
@@ -167,7 +167,7 @@ def test_hugging_face_rows_lose_what_arrow_filled_in():
     assert Dataset(hugging_face_rows(loaded)).examples(1, 1)[0].answer == "2"
 
 
-def test_hugging_face_rows_by_the_names_of_the_dataset():
+def test_hugging_face_columns_are_mapped_by_name():
     datasets = pytest.importorskip("datasets")
     loaded = datasets.Dataset.from_list([{"problem": "2 + 2?", "solution": "4", "level": 1}])
     for source in (loaded, loaded.to_iterable_dataset()):

@@ -79,7 +79,7 @@ def test_a_builder_runs_once_and_only_when_rows_are_needed():
     assert built == [1]
 
 
-def test_only_the_rows_asked_for_are_read():
+def test_only_requested_rows_are_read():
     rows = Lazy(10**9)
     dataset = Dataset(rows)
     assert dataset.length == 10**9
@@ -105,7 +105,7 @@ def test_an_endless_dataset_has_no_length_and_no_end():
     assert SingleTurnEnv(ProceduralRows(lambda index: {"question": "q"})).info.train_examples is None
 
 
-def test_columns_with_a_meaning_and_the_others():
+def test_known_and_other_columns_are_read():
     row = {
         "prompt": [{"role": "user", "content": "hi"}],
         "answer": {"any": ["json"]},
@@ -123,7 +123,7 @@ def test_columns_with_a_meaning_and_the_others():
     assert type(example).model_validate(example.model_dump()) == example
 
 
-def test_what_is_absent_has_a_default():
+def test_absent_columns_have_defaults():
     example = Dataset([{"question": 5, "answer": None, "info": None, "seed": None}], seed=9)[0]
     assert (example.answer, example.info, example.stratum, example.columns) == ("", {}, None, {})
     assert example.seed == derived_seed("example", 9, "eval", "0")
@@ -158,7 +158,7 @@ def test_the_prompt_is_built_from_system_prompt_few_shot_and_question():
     assert shots[0]["content"] == "1+1"
 
 
-def test_examples_share_nothing_with_the_authors_rows():
+def test_examples_are_copies_of_the_rows():
     rows = [{"question": "q", "info": {"list": [1]}}]
     dataset = Dataset(rows)
     example = dataset[0]
@@ -206,7 +206,7 @@ def test_rows_keep_their_own_keys():
         ({"prompt": [{"role": "user", "content": 5}]}, "message 0 of `prompt` has no `content`"),
     ],
 )
-def test_a_row_that_cannot_become_an_example_is_told(row, said):
+def test_an_invalid_row_is_reported(row, said):
     with pytest.raises(DatasetError) as caught:
         Dataset([row])[0]
     assert said in str(caught.value)
@@ -256,14 +256,14 @@ def test_a_faulty_row_keeps_an_id_of_its_own_that_names_no_other_row():
         Dataset([{}, {"question": "q", "example_id": 0}]).examples(keep_faulty=True)
 
 
-def test_a_line_that_is_no_json_is_one_faulty_row(tmp_path):
+def test_an_invalid_json_line_is_one_faulty_row(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"question": "a"}\n{"question": \n{"question": "\xff"}\n{"question": "b"}\n')
     found = Dataset(file_rows(path)).examples(keep_faulty=True)
     assert [bool(one.fault) for one in found] == [False, True, True, False]
 
 
-def test_a_generator_that_raises_has_no_further_rows_and_is_not_passed_over():
+def test_an_exception_of_a_row_generator_is_reported_and_ends_it():
     def rows():
         yield {"question": "a"}
         raise DatasetError("the source ended early")
@@ -282,18 +282,18 @@ def test_example_ids_are_unique(ids):
 
 
 @pytest.mark.parametrize("rows", ["text", b"bytes", {"question": "q"}])
-def test_what_is_no_list_of_rows_is_refused_at_once(rows):
+def test_a_dataset_that_is_not_a_list_is_rejected_immediately(rows):
     with pytest.raises(DatasetError, match="not a list of rows"):
         SingleTurnEnv(rows)
 
 
 @pytest.mark.parametrize("built", [None, 5, {"question": "q"}])
-def test_a_builder_that_builds_no_rows_is_told(built):
+def test_a_builder_without_rows_is_reported(built):
     with pytest.raises(DatasetError, match="not rows"):
         Dataset(lambda: built).examples()
 
 
-def test_negative_positions_are_refused():
+def test_negative_positions_are_rejected():
     for arguments in ((-1, 1), (0, -1)):
         with pytest.raises(DatasetError, match="must not be negative"):
             Dataset(questions(2)).examples(*arguments)
@@ -307,7 +307,7 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.text(), JSON, max_size=4), max_size=5))
-def test_any_json_row_survives_and_digests_alike(columns):
+def test_any_json_row_is_kept_and_has_a_stable_digest(columns):
     rows = [{"question": "q", "extra": each} for each in columns]
     first, second = Dataset(rows).examples(), Dataset(iter(rows)).examples()
     assert [example.columns["extra"] for example in first] == columns

@@ -62,7 +62,7 @@ SIGNED = {
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-async def test_reasoning_goes_back_under_the_name_that_it_came_with(chat_server: Any, name: str) -> None:
+async def test_reasoning_is_sent_back_in_the_field_it_came_in(chat_server: Any, name: str) -> None:
     fields = {(name if key == "reasoning_content" else key): value for key, value in SIGNED.items()}
     first = says(tool_calls=[call("a", extra_content={"google": {"thought_signature": "y=="}})], **fields)
     chat_server.script = tool_user(first, says("done"))
@@ -76,7 +76,7 @@ async def test_reasoning_goes_back_under_the_name_that_it_came_with(chat_server:
 
 
 @pytest.mark.parametrize("send", [True, False])
-async def test_an_option_decides_whatever_the_endpoint_sends(chat_server: Any, send: bool) -> None:
+async def test_an_option_overrides_what_the_endpoint_sends(chat_server: Any, send: bool) -> None:
     first = says(tool_calls=[call("a")], **SIGNED)
     chat_server.script = tool_user(first, says("done"))
     client = client_of(chat_server, send_reasoning=send)
@@ -85,7 +85,7 @@ async def test_an_option_decides_whatever_the_endpoint_sends(chat_server: Any, s
     assert [name in chat_server.requests[1]["messages"][1] for name in SIGNED] == [send] * len(SIGNED)
 
 
-async def test_reasoning_of_a_prompt_is_not_sent_to_an_endpoint_that_sends_none(chat_server: Any) -> None:
+async def test_reasoning_in_prompts_is_only_sent_to_endpoints_with_reasoning(chat_server: Any) -> None:
     client = client_of(chat_server)
     shown = [
         {"role": "user", "content": "q"},
@@ -106,7 +106,7 @@ async def test_reasoning_of_a_prompt_is_not_sent_to_an_endpoint_that_sends_none(
         "property 'reasoning' is unsupported",
     ],
 )
-async def test_reasoning_that_is_refused_is_not_sent_again(chat_server: Any, refusal: str) -> None:
+async def test_rejected_reasoning_is_not_sent_again(chat_server: Any, refusal: str) -> None:
     def script(sent: dict[str, Any], number: int) -> Any:
         if any("reasoning_content" in message for message in sent["messages"]):
             return refuses(refusal)
@@ -168,7 +168,7 @@ ids = st.sampled_from(["a", "b", "call_0", "", None, 3])
 
 
 @given(st.lists(st.lists(ids, min_size=1, max_size=3), max_size=5), st.booleans())
-def test_whatever_ids_a_model_gives_calls_and_results_pair(turns: list[list[Any]], short: bool) -> None:
+def test_calls_and_results_match_for_any_ids(turns: list[list[Any]], short: bool) -> None:
     messages: list[Message] = []
     for number, given_ids in enumerate(turns):
         messages.append(says(str(number), tool_calls=[call(each) for each in given_ids]))
@@ -198,7 +198,7 @@ NO_SYSTEM = [
 
 @pytest.mark.parametrize("refusal", NO_SYSTEM)
 @pytest.mark.parametrize("merge", [True, False])
-async def test_a_model_without_a_system_role_gets_its_prompt_in_the_first_question(
+async def test_without_a_system_role_the_prompt_is_in_the_first_message(
     chat_server: Any, refusal: str, merge: bool
 ) -> None:
     def script(sent: dict[str, Any], number: int) -> Any:
@@ -248,7 +248,7 @@ def test_system_prompts_are_merged(messages: list[Message], merged: list[Message
         "max_tokens is deprecated, use max_completion_tokens",
     ],
 )
-async def test_max_tokens_has_another_name_at_some_endpoints(chat_server: Any, refusal: str) -> None:
+async def test_max_tokens_is_renamed_for_some_endpoints(chat_server: Any, refusal: str) -> None:
     chat_server.script = lambda sent, number: refuses(refusal) if "max_tokens" in sent else "ok"
     client = client_of(chat_server)
     request = ModelRequest(
@@ -270,7 +270,7 @@ async def test_max_tokens_has_another_name_at_some_endpoints(chat_server: Any, r
         ("temperature: Extra inputs are not permitted", "temperature"),
     ],
 )
-async def test_an_argument_that_is_not_taken_is_named(chat_server: Any, refusal: str, name: str) -> None:
+async def test_an_unsupported_argument_is_named(chat_server: Any, refusal: str, name: str) -> None:
     chat_server.script = lambda sent, number: refuses(refusal)
     client = client_of(chat_server)
     sampling = SamplingArgs(temperature=0.0, top_p=0.9)
@@ -280,7 +280,7 @@ async def test_an_argument_that_is_not_taken_is_named(chat_server: Any, refusal:
     assert caught.value.parameter == name
 
 
-async def test_an_overflow_is_not_an_argument_that_is_not_taken(chat_server: Any) -> None:
+async def test_a_context_overflow_is_not_an_unsupported_argument(chat_server: Any) -> None:
     chat_server.script = lambda sent, number: refuses(
         "'max_tokens' is too large: 7. This model's maximum context length is only 4096 tokens"
     )

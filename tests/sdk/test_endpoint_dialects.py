@@ -104,7 +104,7 @@ def test_every_reply_has_the_types_of_the_official_packages(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_chat_goes_on_with_what_was_returned(streams: bool) -> None:
+async def test_a_chat_continues_with_returned_messages(streams: bool) -> None:
     def script(call: EndpointCall) -> EndpointReply:
         done = call.messages[-1]["role"] == "tool"
         return reply_of(call, MESSAGES["text" if done else "everything"])
@@ -176,7 +176,7 @@ async def test_a_chat_goes_on_with_what_was_returned(streams: bool) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_responses_go_on_with_their_items(streams: bool) -> None:
+async def test_responses_continue_with_their_items(streams: bool) -> None:
     def script(call: EndpointCall) -> EndpointReply:
         done = call.messages[-1]["role"] == "tool"
         return reply_of(call, MESSAGES["text" if done else "everything"])
@@ -266,7 +266,7 @@ async def test_responses_have_tools_with_texts_and_namespaces() -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_messages_go_on_with_their_blocks(streams: bool) -> None:
+async def test_messages_continue_with_their_blocks(streams: bool) -> None:
     def script(call: EndpointCall) -> EndpointReply:
         done = len(call.messages) > 4
         return reply_of(call, MESSAGES["text" if done else "everything"])
@@ -388,7 +388,7 @@ async def test_models_and_token_counts() -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_refusal_is_an_error_that_is_not_tried_again(
+async def test_a_refusal_is_an_error_without_retry(
     late: bool, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "PATIENCE_SECONDS", 0.01)
@@ -473,7 +473,7 @@ REFUSED: list[tuple[type[DialectRequest], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("dialect", "body", "parameter"), REFUSED)
-async def test_what_cannot_be_done_is_refused_in_the_dialect(
+async def test_unsupported_requests_get_errors_in_the_dialect(
     dialect: type[DialectRequest], body: dict[str, Any], parameter: str
 ) -> None:
     path = {ChatRequest: "chat/completions", ResponsesRequest: "responses", MessagesRequest: "messages"}

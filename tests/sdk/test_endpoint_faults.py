@@ -249,7 +249,7 @@ def assert_nowhere(secret: str, folder: Path) -> None:
         assert secret.encode() not in b"".join(jsonl.blocks(file)), f"the key is in {file.name}"
 
 
-async def test_a_slow_drip_ends_in_a_time_out() -> None:
+async def test_a_slow_response_times_out() -> None:
     async with raw_endpoint(drips) as url:
         client = quick(url, timeout=0.3, max_retries=0)
         with pytest.raises(ModelError, match="did not respond in time") as caught:
@@ -274,7 +274,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_a_certificate_that_nobody_trusts_is_told_at_once(
+async def test_an_untrusted_certificate_is_reported_immediately(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -295,7 +295,7 @@ async def test_a_certificate_that_nobody_trusts_is_told_at_once(
         await client.close()
 
 
-async def test_https_where_the_server_speaks_http_is_told_at_once(chat_server: Any) -> None:
+async def test_https_to_an_http_server_is_reported_immediately(chat_server: Any) -> None:
     client = quick(chat_server.url.replace("http:", "https:"), max_retries=5)
     with pytest.raises(EndpointUnreachable) as caught:
         await client.complete(request())
@@ -330,7 +330,7 @@ IDS: dict[str, Any] = {"prompt_token_ids": [1], "token_ids": [2]}
         {**IDS, "token_ids": 5, "logprobs": {"content": [{"logprob": -1.0}]}},
     ],
 )
-async def test_what_is_not_a_completion_is_refused(chat_server: Any, fields: dict[str, Any]) -> None:
+async def test_invalid_completions_are_rejected(chat_server: Any, fields: dict[str, Any]) -> None:
     chat_server.script = lambda body, number: completion(**fields)
     client = quick(chat_server.url)
     with pytest.raises(InvalidResponse) as caught:
@@ -355,7 +355,7 @@ async def test_what_is_not_a_completion_is_refused(chat_server: Any, fields: dic
         ({"message": {"content": "ok", "reasoning": ["x"]}}, "stop", (1, 2)),
     ],
 )
-async def test_what_is_beside_the_point_may_be_odd(
+async def test_irrelevant_fields_may_have_unusual_values(
     chat_server: Any, fields: dict[str, Any], finish_reason: str, tokens: tuple[int, int]
 ) -> None:
     chat_server.script = lambda body, number: completion(**fields)
@@ -416,7 +416,7 @@ async def test_malformed_tool_calls_break_no_rollout(chat_server: Any, calls: An
 
 
 @pytest.mark.parametrize("fault", ["401", "403"])
-async def test_a_key_that_is_refused_ends_an_evaluation_before_it_costs_anything(
+async def test_a_rejected_key_stops_an_evaluation_before_any_cost(
     chat_server: Any, faults: dict[str, Any], fault: str, tmp_path: Path
 ) -> None:
     chat_server.script = lambda body, number: faults[fault]

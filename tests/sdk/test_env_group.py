@@ -76,7 +76,7 @@ def echo(request):
     return question if question.startswith("qa") else ["more", "stop"][request.turn]
 
 
-async def test_every_example_is_played_as_by_its_own_member():
+async def test_every_example_is_played_like_by_its_member():
     dice, answers = Dice(), qa(parser=XMLParser(["answer"]), rubric=Rubric([correct]))
     group = EnvGroup({"dice": dice, "qa": answers})
 
@@ -102,7 +102,7 @@ async def test_every_example_is_played_as_by_its_own_member():
     assert dice.cleaned.count("0") == 2, "the member's hooks ran, in the group and alone"
 
 
-async def test_the_mix_changes_no_seed():
+async def test_mixing_changes_no_seed():
     alone = {f"dice/{example.example_id}": example.seed for example in Dice().dataset()}
     for members in ({"dice": Dice(), "qa": qa()}, {"qa": qa(9), "dice": Dice()}):
         group = EnvGroup(members)
@@ -166,7 +166,7 @@ def test_examples_survive_the_wire():
     ]
 
 
-async def test_groups_may_hold_groups():
+async def test_groups_can_be_nested():
     inner = EnvGroup({"dice": Dice(2), "qa": qa(2)})
     outer = EnvGroup({"inner": inner, "more": qa(1)})
     examples = {example.example_id: example for example in outer.dataset()}
@@ -275,7 +275,7 @@ def endless(prefix):
     return SingleTurnEnv(dataset=ProceduralRows(lambda index: {"question": f"{prefix}{index}"}))
 
 
-def test_endless_members_make_an_endless_group():
+def test_a_group_with_an_endless_member_is_endless():
     group = EnvGroup({"a": endless("a"), "b": endless("b")}, weights={"b": 3, "a": 1})
     assert group.info.train_examples is None
     drawn = Counter(each.example_id.partition("/")[0] for each in group.dataset().examples(0, 400))
@@ -306,7 +306,7 @@ def test_nothing_is_read_before_it_is_needed():
         (([qa(), qa()], ["a"]), "given 1 names"),
     ],
 )
-def test_members_need_names(arguments, told):
+def test_members_require_names(arguments, told):
     with pytest.raises(ConfigError, match=told):
         EnvGroup(*arguments)
 
@@ -314,7 +314,7 @@ def test_members_need_names(arguments, told):
 @pytest.mark.parametrize(
     "weights", [[1], {"a": 1}, {"a": 1, "c": 1}, [1, 0], [1, -1], [1, float("nan")], [1, True]]
 )
-def test_weights_must_fit(weights):
+def test_weights_must_match_the_members(weights):
     with pytest.raises(ConfigError, match="weight"):
         EnvGroup({"a": qa(), "b": qa()}, weights=weights)
 
@@ -328,7 +328,7 @@ WEIGHTS = st.floats(0.01, 100) | st.integers(1, 9)
 
 
 @given(LENGTHS)
-def test_without_weights_everything_is_shown_once(lengths):
+def test_without_weights_every_example_appears_once(lengths):
     mixture = Mixture(lengths)
     assert mixture.length == sum(lengths)
     shown = [mixture.at(index) for index in range(sum(lengths))]
@@ -336,7 +336,7 @@ def test_without_weights_everything_is_shown_once(lengths):
 
 
 @given(st.data(), st.lists(st.integers(1, 30), min_size=1, max_size=5))
-def test_weights_hold_in_every_beginning(data, lengths):
+def test_weights_hold_for_every_prefix(data, lengths):
     weights = [data.draw(WEIGHTS) for _ in lengths]
     mixture = Mixture(lengths, weights)
     taken = Counter()
@@ -354,7 +354,7 @@ def test_weights_hold_in_every_beginning(data, lengths):
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
-def test_positions_are_the_same_in_any_order_of_asking(weights, data):
+def test_positions_do_not_depend_on_the_order_of_access(weights, data):
     lengths = [None] * len(weights)
     indexes = data.draw(st.lists(st.integers(0, 200), max_size=5))
     asked = Mixture(lengths, weights)

@@ -77,7 +77,7 @@ async def everything(environment, client):
     return [await environment.rollout(client, example, run_seed=3) for example in examples]
 
 
-async def test_a_worker_plays_every_kind_as_it_is_played_here(tmp_path):
+async def test_a_worker_gives_the_same_rollouts_for_every_kind(tmp_path):
     client = ScriptedClient(script)
     module = tmp_path / "kinds_environment.py"
     module.write_text(BODY)

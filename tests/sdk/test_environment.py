@@ -46,7 +46,7 @@ async def test_a_rollout_is_played_scored_and_recorded():
     assert type(rollout).model_validate_json(rollout.model_dump_json()) == rollout
 
 
-async def test_examples_are_shown_as_gold_plays_them():
+async def test_few_shot_examples_follow_the_gold_player():
     """What the answer column says will do; none is shown itself, and own messages begin with the question."""
     env = adder(system_prompt="Add.", few_shot=2, parser=XMLParser(["answer"]))
     prompt = env.dataset("eval")[1].prompt
@@ -64,7 +64,7 @@ async def test_examples_are_shown_as_gold_plays_them():
     assert seen == [[{"role": "user", "content": "3+4?"}]]
 
 
-async def test_shown_games_end_before_the_question():
+async def test_few_shot_games_end_before_the_question():
     class Told(Echo):
         def gold(self, example):
             return ["one", "two"]
@@ -99,13 +99,13 @@ def test_examples_that_cannot_be_shown_are_a_clear_error():
         Wrong(ROWS, few_shot=1, max_turns=2).dataset()
 
 
-async def test_a_wrong_answer_scores_zero_and_is_no_failure():
+async def test_a_wrong_answer_scores_zero_and_is_not_a_failure():
     env = adder()
     rollout = await env.rollout(ScriptedClient(["5"]), env.dataset("train")[0])
     assert (rollout.reward, rollout.failure) == (0.0, None)
 
 
-def test_unknown_arguments_are_refused_with_what_was_meant():
+def test_unknown_arguments_get_a_suggestion():
     with pytest.raises(TypeError, match="unknown argument `rubrik`; did you mean `rubric`"):
         adder(rubrik=1)
     with pytest.raises(TypeError, match="`Echo` got the unknown argument `zzz`; it accepts dataset"):
@@ -132,7 +132,7 @@ def test_a_missing_split_falls_back_to_the_other():
     assert both.dataset("train")[0].seed != both.dataset("eval")[0].seed
 
 
-def test_info_says_what_was_declared():
+def test_info_contains_the_declared_properties():
     env = adder(
         name="adder",
         summary="Adds.",
@@ -198,7 +198,7 @@ async def test_no_state_leaks_from_one_rollout_into_the_next():
     assert first.completion == second.completion
 
 
-async def test_the_local_handle_serves_what_hosts_ask():
+async def test_the_local_handle_answers_all_requests_of_a_host():
     closed = []
 
     class Closing(Echo):

@@ -87,7 +87,7 @@ async def played(env, replies=("a", "b")):
         (Leaves, "`env_response` raised `SystemExit: 3`"),
     ],
 )
-async def test_a_fault_of_a_hook_belongs_to_the_environment(cls, said):
+async def test_an_error_in_a_hook_has_the_environment_boundary(cls, said):
     env = cls()
     rollout = await played(env)
     assert rollout.failure is not None
@@ -133,7 +133,7 @@ class Answers(Base):
         ([{"role": "user", "content": [float("nan")]}], "not a JSON value"),
     ],
 )
-async def test_a_wrong_answer_of_the_environment_is_told_clearly(answer, said):
+async def test_an_invalid_environment_response_is_explained(answer, said):
     rollout = await played(Answers(answer))
     assert rollout.failure is not None
     assert rollout.failure.boundary == "environment"
@@ -141,7 +141,7 @@ async def test_a_wrong_answer_of_the_environment_is_told_clearly(answer, said):
     assert len(rollout.turns) == 1
 
 
-async def test_a_wrong_final_answer_a_wrong_setup_and_a_wrong_prompt_are_told():
+async def test_invalid_final_responses_setups_and_prompts_are_explained():
     class Final(Base):
         def env_response(self, messages, state):
             state["final_env_response"] = "over"
@@ -198,7 +198,7 @@ class Faulty(Client):
         (TimeoutError(), "ModelError"),
     ],
 )
-async def test_a_fault_of_the_client_belongs_to_the_model(error, kind, place):
+async def test_an_error_of_the_client_has_the_model_boundary(error, kind, place):
     env, client = Base(), Faulty(error, place)
     rollout = await played(env, client)
     assert rollout.failure is not None
@@ -208,14 +208,14 @@ async def test_a_fault_of_the_client_belongs_to_the_model(error, kind, place):
     assert (env.cleaned, client.ended) == (1, 1)
 
 
-async def test_what_was_played_before_the_failure_is_kept():
+async def test_turns_before_a_failure_are_kept():
     rollout = await played(Base(max_turns=5), ("a", "b"))
     assert rollout.failure is not None
     assert "the script has 2 replies" in rollout.failure.message
     assert [message["content"] for message in rollout.completion] == ["a", "?", "b", "?"]
 
 
-async def test_the_first_failure_is_the_one_on_record():
+async def test_the_first_failure_is_recorded():
     class Twice(InResponse):
         @cleanup
         def broken(self, state):
@@ -226,7 +226,7 @@ async def test_the_first_failure_is_the_one_on_record():
     assert "bad move" in rollout.failure.message
 
 
-async def test_cleanup_goes_on_after_a_hook_that_raises():
+async def test_cleanup_continues_after_a_hook_raises():
     env = InCleanup()
     await played(env)
     assert env.cleaned == 1
@@ -261,7 +261,7 @@ async def test_a_failed_rollout_leaves_its_siblings_alone():
     assert [rollout.reward for rollout in rollouts] == [1.0, None] * 3
 
 
-async def test_a_fault_of_a_reward_function_is_the_rubrics_and_gives_no_reward():
+async def test_an_error_in_a_reward_function_has_the_rubric_boundary():
     def broken():
         raise ZeroDivisionError("no")
 
@@ -316,7 +316,7 @@ class Panic(BaseException):
         ("reward", "rubric"),
     ],
 )
-async def test_what_is_no_exception_is_a_failure_too(place, boundary, error):
+async def test_base_exceptions_are_failures_too(place, boundary, error):
     def raising(*_):
         raise error
 
@@ -338,7 +338,7 @@ async def test_what_is_no_exception_is_a_failure_too(place, boundary, error):
     assert env.cleaned == 1
 
 
-def test_an_interrupt_by_the_keyboard_is_nobodys_fault():
+def test_a_keyboard_interrupt_is_not_a_failure():
     def interrupted():
         raise KeyboardInterrupt
 

@@ -26,7 +26,7 @@ async def played(env, replies, **arguments):
     return await env.rollout(client, env.dataset()[0], **arguments)
 
 
-async def test_model_and_environment_take_turns_until_the_bound():
+async def test_model_and_environment_take_turns_until_the_limit():
     rollout = await played(Echo(ROWS, max_turns=3), ["a", "b", "c", "d"])
     assert [message["content"] for message in rollout.completion] == ["a", "echo a", "b", "echo b", "c"]
     assert [turn.context_messages for turn in rollout.turns] == [1, 3, 5]
@@ -102,7 +102,7 @@ async def test_an_empty_final_answer_ends_the_rollout_too():
     assert [message["content"] for message in rollout.completion] == ["a"]
 
 
-async def test_a_stop_that_the_environments_answer_makes_true_costs_no_model_call():
+async def test_a_stop_after_an_environment_response_costs_no_model_call():
     class Count(MultiTurnEnv):
         def env_response(self, messages, state):
             state["answered"] = state.get("answered", 0) + 1
@@ -117,7 +117,7 @@ async def test_a_stop_that_the_environments_answer_makes_true_costs_no_model_cal
     assert [message["content"] for message in rollout.completion] == ["a", "answer 1", "b", "answer 2"]
 
 
-async def test_a_stop_meets_the_models_message_last_also_after_the_environments_answer():
+async def test_stop_conditions_see_the_last_model_message():
     seen = []
 
     class Says(Echo):
@@ -134,7 +134,7 @@ async def test_a_stop_meets_the_models_message_last_also_after_the_environments_
     assert seen == [None, "a", "a", "DONE"]
 
 
-async def test_stops_are_asked_by_priority_and_then_by_name():
+async def test_stop_conditions_are_checked_by_priority_and_name():
     class Stops(Echo):
         @stop
         def b(self, state):
@@ -158,7 +158,7 @@ async def test_stops_are_asked_by_priority_and_then_by_name():
     assert (await played(Urgent(ROWS), ["1", "2"])).stop_reason == "y"
 
 
-async def test_an_override_stays_a_stop_and_none_switches_it_off():
+async def test_an_overridden_stop_stays_a_stop_and_none_disables_it():
     class Sooner(Echo):
         def max_turns_reached(self, state):
             return len(state.turns) == 1
@@ -176,7 +176,7 @@ async def test_an_override_stays_a_stop_and_none_switches_it_off():
     assert (len(rollout.turns), rollout.stop_reason) == (3, "done")
 
 
-async def test_a_stop_that_holds_at_once_asks_no_model():
+async def test_a_stop_that_holds_at_the_start_calls_no_model():
     class Done(Echo):
         @stop
         def at_once(self, state):
@@ -187,7 +187,7 @@ async def test_a_stop_that_holds_at_once_asks_no_model():
     assert rollout.reward == 0.0
 
 
-async def test_a_single_turn_environment_asks_once():
+async def test_a_single_turn_environment_calls_the_model_once():
     rollout = await played(SingleTurnEnv(ROWS), ["a", "b"])
     assert [message["content"] for message in rollout.completion] == ["a"]
 
@@ -227,7 +227,7 @@ async def test_usage_tokens_and_times_are_kept_by_turn():
     assert all(turn.model_seconds >= 0 for turn in rollout.turns)
 
 
-async def test_what_an_environment_does_to_its_messages_leaves_the_turn_as_it_was():
+async def test_changing_messages_does_not_change_recorded_turns():
     class Edits(MultiTurnEnv):
         def env_response(self, messages, state):
             messages[-1]["content"] = "edited"
@@ -275,7 +275,7 @@ async def test_the_environments_tools_are_offered(schemas):
     assert offered == [schemas]
 
 
-async def test_an_author_may_use_the_plain_private_names():
+async def test_private_names_that_authors_use_are_available():
     """Published subclasses have methods of their own; ours must not be called as they are likely to be."""
 
     class Own(SingleTurnEnv):

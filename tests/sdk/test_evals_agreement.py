@@ -59,14 +59,14 @@ def test_identical_rollouts_agree_however_few(rewards: list[float]) -> None:
         assert agreement(one, rollouts(rewards), one, other).identical == 0
 
 
-def test_seconds_and_tokens_are_no_part_of_what_is_identical() -> None:
+def test_seconds_and_tokens_are_ignored_in_comparisons() -> None:
     one = manifest(1)
     (rollout,) = rollouts([1.0])
     other = rollout.model_copy(update={"seconds": 9.0, "usage": Usage(completion_tokens=9)})
     assert agreement(one, [rollout], one, [other]).verdict == "agrees"
 
 
-def test_a_rollout_that_failed_in_one_run_leaves_it_open() -> None:
+def test_a_rollout_that_failed_in_one_run_makes_agreement_inconclusive() -> None:
     one = manifest(2)
     failed = Failure(boundary="model", type="Timeout", message="late")
     other = rollouts([1.0, 1.0])
@@ -82,7 +82,7 @@ def test_a_rollout_that_failed_in_one_run_leaves_it_open() -> None:
     st.sampled_from([0.02, 0.1, 0.3]),
 )
 @example([(0.0, 5e-324)], 0.02)
-def test_as_many_examples_as_are_needed_decide(pairs: list[tuple[float, float]], margin: float) -> None:
+def test_agreement_needs_enough_examples(pairs: list[tuple[float, float]], margin: float) -> None:
     """The same differences, repeated until there are enough, give a verdict."""
     before, after = zip(*pairs, strict=True)
     found = compared([*before], [*after], margin=margin)
@@ -106,13 +106,13 @@ def test_equal_rewards_on_many_examples_agree_and_on_a_few_show_nothing() -> Non
     assert compared([1.0] * 29, [1.0] * 29).verdict == "agrees"
 
 
-def test_a_clear_difference_is_told() -> None:
+def test_a_clear_difference_is_reported() -> None:
     found = compared([0.0] * 40, [0.0, 1.0] * 20)
     assert (found.verdict, found.difference) == ("differs", 0.5)
     assert "difference +0.5000, 90% interval [+0.3" in found.told
 
 
-def test_a_difference_within_the_margin_agrees_though_it_is_certain() -> None:
+def test_a_certain_difference_within_the_margin_agrees() -> None:
     before = [n / 1000 for n in range(200)]
     after = [value + 0.01 + 0.001 * (-1) ** n for n, value in enumerate(before)]
     found = compared(before, after)
@@ -122,7 +122,7 @@ def test_a_difference_within_the_margin_agrees_though_it_is_certain() -> None:
     assert compared(before, after, margin=0.005).verdict == "differs"
 
 
-def test_the_margin_is_a_share_of_what_the_weights_move() -> None:
+def test_the_margin_is_a_share_of_the_reward_range() -> None:
     one = manifest(100, weight=-4.0)
     found = agreement(one, rollouts([0.0] * 100), one, rollouts([0.1] * 100))
     assert found.margin == pytest.approx(0.4)
@@ -130,9 +130,7 @@ def test_the_margin_is_a_share_of_what_the_weights_move() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("shift", "least", "most"), [(0.0, 0.9, 1.0), (0.2, 0.0, 0.13)])
-def test_agreement_is_found_where_it_is_and_seldom_at_the_margin(
-    shift: float, least: float, most: float
-) -> None:
+def test_agreement_is_found_and_rarely_claimed_at_the_margin(shift: float, least: float, most: float) -> None:
     """At a true difference of the margin itself the test errs in 5% of runs; with none it has power."""
     draw = random.Random(5)
     said = 0
@@ -143,7 +141,7 @@ def test_agreement_is_found_where_it_is_and_seldom_at_the_margin(
     assert least <= said / 120 <= most
 
 
-def test_what_the_manifests_do_not_share_is_named() -> None:
+def test_differences_between_manifests_are_named() -> None:
     one, other = manifest(30), manifest(30, seed=4, model=ModelPin(name="big", kind="OpenAIClient"))
     found = agreement(one, rollouts([1.0] * 30), other, rollouts([1.0] * 30))
     assert found.differing == ["model.name", "seed"]
@@ -174,13 +172,13 @@ def test_weights_that_only_one_run_states_and_other_templates_are_named(
     assert found.differing == differing
 
 
-def test_examples_that_only_one_scored_leave_it_open() -> None:
+def test_examples_scored_in_one_run_make_agreement_inconclusive() -> None:
     one = manifest(60)
     found = agreement(one, rollouts([1.0] * 60), one, rollouts([1.0] * 59))
     assert (found.verdict, found.unshared) == ("inconclusive", 1)
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_incomparable_runs_are_rejected() -> None:
     one = manifest(3)
     with pytest.raises(RunError, match="share no scored example"):
         agreement(one, rollouts([1.0] * 3), one, [])

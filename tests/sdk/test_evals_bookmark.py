@@ -93,7 +93,7 @@ def whole(result: EvaluationResult) -> None:
     assert left == {"run.json", "rollouts.jsonl.zst", "summary.json"}
 
 
-async def test_a_long_run_goes_on_without_reading_it_again(
+async def test_a_long_run_resumes_without_reading_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await play(tmp_path, until=21)
@@ -110,7 +110,7 @@ async def test_a_long_run_goes_on_without_reading_it_again(
     whole(result)
 
 
-async def test_what_came_after_the_bookmark_is_read(tmp_path: Path) -> None:
+async def test_rollouts_after_the_bookmark_are_read(tmp_path: Path) -> None:
     await play(tmp_path, until=12)
     kept = (tmp_path / bookmark.BOOKMARK).read_bytes()
     await play(tmp_path, until=25)
@@ -148,7 +148,7 @@ def cut(name: str, share: float) -> Callable[[Path], None]:
         remove_line,
     ],
 )
-async def test_what_does_not_fit_the_record_is_not_used(
+async def test_a_bookmark_that_does_not_match_the_record_is_ignored(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     await play(tmp_path, until=25)
@@ -156,7 +156,7 @@ async def test_what_does_not_fit_the_record_is_not_used(
     whole(await play(tmp_path))
 
 
-async def test_another_runs_bookmark_is_not_used(tmp_path: Path) -> None:
+async def test_the_bookmark_of_another_run_is_ignored(tmp_path: Path) -> None:
     await play(tmp_path / "one", until=30)
     await play(tmp_path / "other", until=20)
     for name in (bookmark.BOOKMARK, bookmark.EXAMPLES):
@@ -164,9 +164,7 @@ async def test_another_runs_bookmark_is_not_used(tmp_path: Path) -> None:
     whole(await play(tmp_path / "other"))
 
 
-async def test_a_kill_at_any_write_of_a_file_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_kill_at_any_write_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file that is replaced is lost once, in a first and in a second part."""
 
     class Killed(BaseException):
@@ -201,7 +199,7 @@ async def test_a_kill_at_any_write_of_a_file_costs_nothing(
 
 
 @pytest.mark.parametrize(("changed", "until"), [(2, 25), (30, 25), (39, 10)])
-async def test_a_changed_example_is_refused_when_its_page_is_played(
+async def test_a_changed_example_is_rejected_when_its_page_is_played(
     tmp_path: Path, changed: int, until: int
 ) -> None:
     await play(tmp_path, until=until)
@@ -215,7 +213,7 @@ async def test_a_changed_example_is_refused_when_its_page_is_played(
 
 
 @pytest.mark.parametrize("plan", [{"num_examples": 20}, {"shuffle": True}, {"seed": 1}])
-async def test_other_examples_are_refused_at_once(tmp_path: Path, plan: dict[str, object]) -> None:
+async def test_different_examples_are_rejected_immediately(tmp_path: Path, plan: dict[str, object]) -> None:
     await play(tmp_path, until=25)
     with pytest.raises(RunError, match="cannot be resumed"):
         await play(tmp_path, **plan)

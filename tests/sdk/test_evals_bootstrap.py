@@ -32,7 +32,7 @@ def test_the_same_clusters_give_the_same_interval_and_another_seed_another() -> 
     assert bootstrap_interval(SKEWED, fmean) != bootstrap_interval(SKEWED, fmean, seed=1)
 
 
-def test_it_agrees_with_the_formula_for_what_has_one() -> None:
+def test_the_bootstrap_agrees_with_the_known_formula() -> None:
     generator = random.Random(6)
     counts = [
         (4, sum(generator.random() < generator.choice((0.3, 0.8)) for _ in range(4))) for _ in range(80)
@@ -48,7 +48,7 @@ def test_few_and_equal_clusters_are_not_certain() -> None:
     assert bootstrap_interval([1.0, 1.0, 1.0], fmean) == (1.0, 1.0)
 
 
-def test_a_statistic_that_is_no_number_is_refused() -> None:
+def test_a_statistic_that_is_not_a_number_is_rejected() -> None:
     with pytest.raises(ValueError, match="not a finite number"):
         bootstrap_interval([1.0, 2.0], lambda _: float("nan"))
 

@@ -24,7 +24,7 @@ def scored(example: int, reward: float, index: int = 0, **fields: object) -> Rol
     return Rollout.model_validate(base | {"reward": reward} | fields)
 
 
-def test_the_summary_is_that_of_the_run() -> None:
+def test_the_breakdown_has_the_summary_of_the_run() -> None:
     rows = [scored(i, float(i % 3 == 0)) for i in range(9)]
     assert break_down(manifest(9), rows).summary == summarize(rows, expected=9)
 
@@ -43,7 +43,7 @@ def test_metrics_have_intervals_and_constant_ones_claim_no_certainty() -> None:
     assert (constant.low, constant.high) == (None, None)
 
 
-def test_strata_are_scored_apart() -> None:
+def test_strata_are_scored_separately() -> None:
     rows = [scored(i, float(i % 2)) for i in range(12)]
     found = break_down(manifest(12, strata=2), rows)
     assert [(one.stratum, one.examples, one.mean) for one in found.strata] == [(0, 6, 0.0), (1, 6, 1.0)]
@@ -51,7 +51,7 @@ def test_strata_are_scored_apart() -> None:
     assert break_down(manifest(12, strata=1), rows).strata == [], "one stratum tells nothing more"
 
 
-def test_failures_are_gathered_by_their_reason() -> None:
+def test_failures_are_grouped_by_their_reason() -> None:
     def failed(i: int, message: str) -> Rollout:
         failure = Failure(boundary="tool", type="ToolError", message=message)
         return Rollout(example_id=str(i), index=0, seed=0, prompt=[], completion=[], failure=failure)
@@ -64,7 +64,7 @@ def test_failures_are_gathered_by_their_reason() -> None:
     ]
 
 
-def test_what_another_run_would_show() -> None:
+def test_the_interval_predicts_another_run() -> None:
     rows = [scored(i, i / 20) for i in range(20)]
     found = break_down(manifest(20), rows)
     # 2.80 standard errors of the difference, a little more for the t distribution's sake

@@ -43,7 +43,7 @@ def compared(before: list[float], after: list[float]):
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 20).map(lambda n: n / 4)] * 2), min_size=2, max_size=60))
-def test_interval_and_p_value_are_those_of_the_paired_t_test(pairs):
+def test_interval_and_p_value_match_the_paired_t_test(pairs):
     before, after = [one for one, _ in pairs], [other for _, other in pairs]
     differences = {other - one for one, other in pairs}
     found = compared(before, after)
@@ -92,7 +92,7 @@ def test_the_detectable_difference_is_found_four_times_in_five():
     assert 0.75 <= hits / 1500 <= 0.85
 
 
-def test_a_change_of_every_example_by_chance_is_seldom_called_clear():
+def test_random_changes_are_rarely_called_clear():
     draw = random.Random(11)
     clear = 0
     for _ in range(2000):
@@ -101,7 +101,7 @@ def test_a_change_of_every_example_by_chance_is_seldom_called_clear():
     assert clear / 2000 <= 0.05
 
 
-def test_siblings_are_averaged_and_failures_left_out():
+def test_rollouts_of_an_example_are_averaged_without_failures():
     pins = manifest(3, rollouts_per_example=2)
     before = rollouts([0, 0, 1]) + rollouts([1, 0, 1], index=1)
     after = rollouts([1, 1, 1])
@@ -116,13 +116,13 @@ def test_siblings_are_averaged_and_failures_left_out():
     ]
 
 
-def test_what_else_differs_is_named_and_the_model_is_not():
+def test_differences_other_than_the_model_are_named():
     one = manifest(2)
     other = manifest(2, model=ModelPin(name="other", kind="OpenAIClient"), seed=4, split="train")
     assert compare_runs(one, rollouts([0, 1]), other, rollouts([1, 1])).differing == ["seed", "split"]
 
 
-def test_examples_that_ask_something_else_are_not_paired():
+def test_examples_with_different_prompts_are_not_paired():
     pins = manifest(3)
     after = rollouts([1, 1, 1])
     after[0] = after[0].model_copy(update={"prompt": [{"role": "user", "content": "another board"}]})

@@ -18,7 +18,7 @@ def example(number: int) -> Example:
 
 
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 1300])
-def test_packed_examples_are_those_that_were_packed(count: int) -> None:
+def test_packed_examples_are_unpacked_unchanged(count: int) -> None:
     examples = [example(number) for number in range(count)]
     packed = PackedExamples(examples)
     assert list(packed) == examples
@@ -33,7 +33,7 @@ def test_packed_examples_are_those_that_were_packed(count: int) -> None:
 
 
 @pytest.mark.parametrize("names", [["0", "1", "2"], ["1", "0", "2"], ["a", "b", "01"]])
-def test_places_are_those_of_the_manifest(names: list[str]) -> None:
+def test_positions_match_the_manifest(names: list[str]) -> None:
     order = RolloutOrder(names, 2)
     found = [order.find((name, index)) for name in names for index in range(2)]
     assert found == list(range(6))

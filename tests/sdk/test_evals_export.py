@@ -67,7 +67,7 @@ def written(path: Path, *runs: Recorded, **options: object) -> list[int]:
     return list(export_runs(runs or (Recorded(),), path, **options))  # type: ignore[arg-type]
 
 
-def test_json_lines_keep_everything_as_it_was(tmp_path: Path) -> None:
+def test_json_lines_keep_every_value(tmp_path: Path) -> None:
     assert written(tmp_path / "new" / "run.jsonl") == [5]
     rows = [json.loads(line) for line in (tmp_path / "new" / "run.jsonl").read_text().splitlines()]
     assert [row["reward"] for row in rows] == [0.0, 0.25, 0.5, 0.75, None]
@@ -119,7 +119,7 @@ def test_a_dataset_folder_opens_by_the_datasets_library(
         written(tmp_path / "folder")
 
 
-def test_rows_are_what_trl_calls_conversational(tmp_path: Path) -> None:
+def test_rows_have_the_conversational_format_of_trl(tmp_path: Path) -> None:
     data_utils = pytest.importorskip("trl.data_utils")
     written(tmp_path / "run.parquet")
     row = pq.read_table(tmp_path / "run.parquet").to_pylist()[0]
@@ -150,9 +150,7 @@ def test_a_run_without_rollouts_makes_empty_files(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "folder/data").num_rows == 0
 
 
-def test_what_cannot_be_written_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="cannot choose a format"):
         format_of(tmp_path / "run.xlsx")
     begun = export_runs([Recorded(600)], tmp_path / "run.jsonl")

@@ -42,7 +42,7 @@ def imported(tmp_path: Path, *given, **options) -> RunFolder:
     return RunFolder.open(tmp_path / "run")
 
 
-def test_the_earlier_schema(tmp_path):
+def test_results_in_the_earlier_schema_are_read(tmp_path):
     row = {
         "example_id": 7, "prompt": PROMPT, "completion": json.dumps(SAID), "task": "my-env", "reward": 1.0,
         "generation_ms": 900.0, "scoring_ms": 100.0, "total_ms": 1000.0, "info": '{"a": 1}', "answer": "1",
@@ -69,7 +69,7 @@ def test_the_earlier_schema(tmp_path):
     assert run.summary().reward_mean == 0.5
 
 
-def test_the_later_schema_and_its_errors(tmp_path):
+def test_results_in_the_later_schema_are_read(tmp_path):
     row = {
         "example_id": 0, "prompt": PROMPT, "completion": SAID, "answer": "1", "info": {}, "reward": 1.0,
         "error": None, "timing": {"start_time": 1.7e9, "scoring": {"duration": 0.25}, "total": 2.0},
@@ -95,7 +95,7 @@ def node(parent, role, content, sampled=False, **more) -> dict:
     return {"parent": parent, "sampled": sampled, "message": {"role": role, "content": content, **more}}
 
 
-def test_traces_of_the_graph_kind(tmp_path):
+def test_graph_traces_are_read(tmp_path):
     call = {"id": "c", "type": "function", "name": "look", "arguments": "{}"}
     nodes = [
         node(None, "user", "say 1"),
@@ -139,13 +139,13 @@ def test_traces_of_the_graph_kind(tmp_path):
         ([{"prompt": [{"content": "x"}], "completion": []}], "needs a `role`"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_line(tmp_path, rows, message):
+def test_an_unreadable_line_is_reported_with_its_number(tmp_path, rows, message):
     with pytest.raises(RunError, match=message):
         import_results(folder(tmp_path, LATER, rows), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_last_line_cut_short_is_left_out(tmp_path):
+def test_an_incomplete_last_line_is_skipped(tmp_path):
     place = folder(tmp_path, LATER, [{"prompt": PROMPT, "completion": SAID, "reward": 1, "example_id": 0}])
     with (place / "results.jsonl").open("a") as file:
         file.write('{"prompt": [{"ro')
@@ -153,12 +153,12 @@ def test_a_last_line_cut_short_is_left_out(tmp_path):
     assert len(list(run.rollouts())) == 1
 
 
-def test_a_folder_without_results_is_refused(tmp_path):
+def test_a_folder_without_results_is_rejected(tmp_path):
     with pytest.raises(RunError, match="contains none of"):
         import_results(tmp_path, tmp_path / "run")
 
 
-def test_without_a_reader_it_is_said_what_to_install(tmp_path, monkeypatch):
+def test_without_a_reader_the_installation_command_is_printed(tmp_path, monkeypatch):
     place = folder(tmp_path, EARLIER, [])
     ours = [entry for entry in entry_points(group=GROUP) if entry.value.startswith("wander.")]
     monkeypatch.setattr("wander.evals.foreign_run.entry_points", lambda group: ours)

@@ -22,14 +22,14 @@ GOOD, BAD = False, True
         (True, [(0, GOOD), (1, BAD), (0, GOOD), (1, GOOD), (0, GOOD)], [True, True, True, True, False]),
     ],
 )
-def test_only_what_failed_is_played_again(
+def test_only_failed_rollouts_are_played_again(
     groups: bool, lines: list[tuple[int, bool]], taken: list[bool]
 ) -> None:
     rule = LineRule(group_rewards=groups)
     assert [rule.takes(("a", index), failed=failed) for index, failed in lines] == taken
 
 
-def test_the_failure_of_one_example_repeats_no_other() -> None:
+def test_a_failed_example_repeats_no_other_example() -> None:
     rule = LineRule(group_rewards=True)
     assert rule.takes(("a", 0), failed=True)
     assert rule.takes(("b", 0), failed=False)

@@ -49,7 +49,7 @@ def test_a_manifest_pins_the_task_set_and_reads_back() -> None:
     assert RunManifest.model_validate_json(made.model_dump_json(by_alias=True)) == made
 
 
-def test_the_model_is_what_the_client_says() -> None:
+def test_the_manifest_has_the_description_of_the_client() -> None:
     client = OpenAIClient("m", "http://u:p@localhost:1/v1", "secret")
     pin = model_pin(client)
     assert (pin.name, pin.kind, pin.base_url) == ("m", "OpenAIClient", "http://localhost:1/v1")
@@ -57,7 +57,7 @@ def test_the_model_is_what_the_client_says() -> None:
     assert model_pin(ScriptedClient(["a"])).kind == "ScriptedClient"
 
 
-def test_further_facts_about_a_model_are_kept_apart() -> None:
+def test_additional_facts_about_a_model_are_stored_separately() -> None:
     class Local(ScriptedClient):
         def describe(self) -> dict[str, object]:
             return {
@@ -75,7 +75,7 @@ def test_further_facts_about_a_model_are_kept_apart() -> None:
     )
 
 
-def test_the_platform_is_told_without_importing_what_it_reports() -> None:
+def test_the_platform_is_recorded_without_importing_libraries() -> None:
     code = (
         "import sys; from wander.evals.store.manifest import this_platform; made = this_platform();"
         "print(made.packages['torch'], 'torch' in sys.modules)"
@@ -94,7 +94,7 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_state_of_the_repository_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_the_repository_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert git_state(tmp_path) == (None, None)
     git(tmp_path, "init", "-q")
     assert git_state(tmp_path) == (None, None)
@@ -127,11 +127,11 @@ def test_the_state_of_the_repository_is_told(tmp_path: Path, monkeypatch: pytest
         ({"notes": "another day"}, []),
     ],
 )
-def test_what_keeps_a_run_from_being_continued(change: dict[str, object], fields: list[str]) -> None:
+def test_differences_that_prevent_resuming_are_named(change: dict[str, object], fields: list[str]) -> None:
     assert find_differing_pins(manifest(), manifest(**change)) == fields
 
 
-def test_what_differs_is_said_in_words() -> None:
+def test_differences_are_described() -> None:
     fields = ["example_ids", "task_set_sha256", "environment.arguments.size", "environment.version", "seed"]
     assert differences_in_words(fields) == (
         "the examples, the environment's arguments, the environment or its version, the seed"
@@ -140,7 +140,7 @@ def test_what_differs_is_said_in_words() -> None:
     assert "_" not in differences_in_words([*every, "anything.else"])
 
 
-def test_strata_are_on_record_where_there_are_any() -> None:
+def test_declared_strata_are_recorded() -> None:
     assert manifest().strata == []
     examples = [one.model_copy(update={"stratum": n}) for one, n in zip(EXAMPLES, (1, None, 0), strict=True)]
     assert manifest(examples=examples).strata == [1, None, 0]

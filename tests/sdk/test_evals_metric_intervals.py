@@ -30,7 +30,7 @@ GRADES = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-3, 3).map(lambda one:
 
 @given(st.integers(1, 4).flatmap(lambda k: st.lists(st.lists(GRADES, min_size=k, max_size=k), min_size=1)))
 @example([[2.0, 2.0]])
-def test_a_metric_that_is_the_reward_has_its_interval(examples: list[list[float]]) -> None:
+def test_a_metric_equal_to_the_reward_has_its_interval(examples: list[list[float]]) -> None:
     played = [
         rollout(number, index, value, same=value)
         for number, values in enumerate(examples)

@@ -19,13 +19,13 @@ def scored(example: object, reward: float, index: int = 0) -> Rollout:
 @pytest.mark.parametrize(
     ("n", "passed", "k"), [(n, c, k) for n in (1, 3, 6) for c in range(n + 1) for k in range(1, n + 1)]
 )
-def test_both_are_the_share_of_subsets(n: int, passed: int, k: int) -> None:
+def test_both_rates_are_shares_of_subsets(n: int, passed: int, k: int) -> None:
     subsets = list(combinations([1] * passed + [0] * (n - passed), k))
     assert pass_at_k(n, passed, k) == pytest.approx(fmean(any(one) for one in subsets))
     assert pass_hat_k(n, passed, k) == pytest.approx(fmean(all(one) for one in subsets))
 
 
-def test_pass_at_k_is_that_of_the_published_code() -> None:
+def test_pass_at_k_equals_the_published_code() -> None:
     """Chen et al. 2021, figure 3: 1 - prod(1 - k / arange(n - c + 1, n + 1))."""
     for n, c, k in ((200, 13, 10), (200, 1, 100), (100, 99, 3), (50, 0, 7)):
         product = 1.0
@@ -41,7 +41,7 @@ def test_without_enough_rollouts_there_is_no_estimate(n: int, passed: int, k: in
             estimate(n, passed, k)
 
 
-def test_both_are_unbiased_where_plugging_in_is_not() -> None:
+def test_both_rates_are_unbiased() -> None:
     draw = random.Random(5)
     p, n, k = 0.3, 5, 3
     drawn = [sum(draw.random() < p for _ in range(n)) for _ in range(20_000)]

@@ -72,11 +72,11 @@ async def run(
         ([], []),
     ],
 )
-def test_the_strata_take_turns(strata: list[int | None], order: list[int]) -> None:
+def test_strata_alternate(strata: list[int | None], order: list[int]) -> None:
     assert in_turn(strata) == order
 
 
-async def test_a_run_over_strata_is_even_and_says_so(tmp_path: Path) -> None:
+async def test_a_run_over_strata_is_balanced_and_recorded(tmp_path: Path) -> None:
     env = environment([0] * 6 + [1] * 3 + [2])
     result = await run(tmp_path / "run", Priced(), env, num_examples=5, strata=True)
     assert result.manifest.example_ids == ["0", "6", "9", "1", "7"]
@@ -89,12 +89,12 @@ async def test_a_run_over_strata_is_even_and_says_so(tmp_path: Path) -> None:
     assert {int(name) < 6 for name in drawn.manifest.example_ids[:1]} == {True}
 
 
-async def test_strata_that_nobody_declared_are_no_choice() -> None:
+async def test_undeclared_strata_cannot_be_chosen() -> None:
     with pytest.raises(ConfigError, match="`echo` declares no strata"):
         await run(None, Priced(), strata=True)
 
 
-async def test_a_budget_of_tokens_ends_the_run_and_a_higher_one_goes_on(tmp_path: Path) -> None:
+async def test_a_token_budget_stops_the_run_and_a_higher_one_resumes_it(tmp_path: Path) -> None:
     client = Priced()
     first = await run(tmp_path / "run", client, concurrency=1, budget=Budget(tokens=60))
     assert client.calls == first.summary.rollouts == 4
@@ -112,7 +112,7 @@ async def test_a_budget_of_tokens_ends_the_run_and_a_higher_one_goes_on(tmp_path
     assert spending.usd is None
 
 
-async def test_rollouts_that_play_when_the_budget_is_spent_are_finished(tmp_path: Path) -> None:
+async def test_running_rollouts_finish_after_the_budget_is_spent(tmp_path: Path) -> None:
     client = Priced()
     result = await run(tmp_path / "run", client, concurrency=4, budget=Budget(tokens=1))
     assert 1 <= result.summary.rollouts < 10
@@ -130,7 +130,7 @@ async def test_a_budget_in_usd_counts_by_the_prices(tmp_path: Path) -> None:
         Budget(usd=1.0)
 
 
-async def test_what_a_killed_part_of_the_run_spent_counts(tmp_path: Path) -> None:
+async def test_costs_of_a_killed_part_count(tmp_path: Path) -> None:
     await run(tmp_path / "run", Priced(), concurrency=1, budget=Budget(tokens=60))
     folder = RunFolder.open(tmp_path / "run")
     folder.change_manifest(spending=None)
@@ -138,7 +138,7 @@ async def test_what_a_killed_part_of_the_run_spent_counts(tmp_path: Path) -> Non
     assert again.summary.rollouts == 5
 
 
-async def test_only_failed_leaves_what_is_missing(tmp_path: Path) -> None:
+async def test_only_failed_does_not_play_missing_rollouts(tmp_path: Path) -> None:
     breaks = Priced(lambda request: "break" if request.messages[-1]["content"] in ("1?", "2?") else "x")
     await run(tmp_path / "run", breaks, concurrency=1, budget=Budget(tokens=60))
     client = Priced()
@@ -199,7 +199,7 @@ async def test_a_cached_answer_costs_nothing_and_is_marked(tmp_path: Path) -> No
     assert cached == {"0", "2", "4", "6", "8"}
 
 
-async def test_a_mark_of_a_cache_never_travels() -> None:
+async def test_the_cache_marker_is_not_posted() -> None:
     response = ModelResponse(message={"role": "assistant", "content": "x"}, cached=True)
     assert "cached" not in response.model_dump()
     assert (

@@ -154,7 +154,7 @@ async def test_answers_of_a_judge_come_from_the_record(tmp_path: Path) -> None:
         assert (await regrade(env, pin_of(env, "2.0"), old, None)).to_play == to_play
 
 
-async def test_runs_that_are_no_whole_evaluations_are_rejected(tmp_path: Path) -> None:
+async def test_incomplete_evaluations_are_rejected(tmp_path: Path) -> None:
     env = environment(exact, rows(1))
     old = await played(tmp_path / "old", env)
     for change in ({"kind": "training"}, {"players": {"b": old.manifest.model}}):

@@ -72,7 +72,7 @@ async def replayed(result: EvaluationResult, *, env: LocalEnvironment | None = N
     return await replay_run(env or environment(), result.manifest, rollouts, **options)
 
 
-async def test_what_was_played_comes_out_the_same() -> None:
+async def test_a_replay_gives_the_same_rollouts() -> None:
     told: list[tuple[int, int]] = []
     report = await replayed(await played(environment()), on_replayed=lambda *now: told.append(now))
     assert report.level == "replayed"
@@ -126,7 +126,7 @@ FORGERIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-async def test_a_forged_rollout_is_found_and_its_siblings_are_not_blamed(name: str) -> None:
+async def test_a_forged_rollout_is_found_without_blaming_its_group(name: str) -> None:
     result = await played(environment())
     changes, said = FORGERIES[name]
     position = next(i for i, each in enumerate(result.rollouts) if each.key == ("0", 1))
@@ -138,7 +138,7 @@ async def test_a_forged_rollout_is_found_and_its_siblings_are_not_blamed(name: s
     assert (report.same, report.differing) == (11, 1)
 
 
-async def test_a_changed_completion_with_its_turn_still_tells_the_false_reward() -> None:
+async def test_a_changed_completion_reveals_the_false_reward() -> None:
     result = await played(environment())
     forged = result.rollouts[0].model_copy(deep=True)
     forged.completion[0]["content"] = forged.turns[0].message["content"] = "nonsense"
@@ -164,7 +164,7 @@ async def test_failed_rollouts_are_counted_and_not_compared() -> None:
     assert (report.level, report.failed, report.same, report.differing) == ("claimed", 2, 10, 0)
 
 
-async def test_a_rollout_that_breaks_in_the_replay_is_undecided() -> None:
+async def test_a_rollout_that_fails_in_the_replay_is_undecided() -> None:
     """It has failed, and does not differ; what it states is not shown either."""
     calls = itertools.count()
 
@@ -182,7 +182,7 @@ async def test_a_rollout_that_breaks_in_the_replay_is_undecided() -> None:
     assert next(calls) == 12 * TRIES
 
 
-async def test_a_rollout_that_breaks_once_is_replayed_once_more() -> None:
+async def test_a_rollout_that_fails_once_is_replayed_again() -> None:
     calls = itertools.count()
 
     def unsure(completion: list[dict[str, Any]], answer: str) -> float:
@@ -195,7 +195,7 @@ async def test_a_rollout_that_breaks_once_is_replayed_once_more() -> None:
     assert (report.level, report.same, report.undecided) == ("replayed", 12, 0)
 
 
-async def test_a_difference_that_does_not_occur_again_is_no_difference() -> None:
+async def test_a_difference_that_is_not_repeated_is_ignored() -> None:
     """Neither does it show that the rollout is the same."""
     calls = itertools.count()
 
@@ -256,7 +256,7 @@ async def test_hidden_randomness_is_caught() -> None:
     assert (report.level, report.same) == ("claimed", 0)
 
 
-async def test_keys_that_the_manifest_does_not_hold_are_refused() -> None:
+async def test_keys_outside_of_the_manifest_are_rejected() -> None:
     result = await played(environment())
     first = result.rollouts[0]
     for changes in ({"example_id": "77"}, {"index": 2}, {"index": -1}):
@@ -266,7 +266,7 @@ async def test_keys_that_the_manifest_does_not_hold_are_refused() -> None:
         await replayed(result, rollouts=[first, first])
 
 
-async def test_another_task_set_is_refused_with_its_reason() -> None:
+async def test_another_task_set_is_rejected_with_its_reason() -> None:
     result = await played(environment())
     other = result.manifest.model_copy(update={"task_set_sha256": "0" * 64})
     report = await replay_run(environment(), other, result.rollouts)
@@ -311,7 +311,7 @@ DESCRIPTION = {"name", "kind", "tags", "reference_scores", "arguments"}
 
 
 @pytest.mark.parametrize("name", EnvironmentInfo.model_fields)
-async def test_a_manifest_that_states_another_environment_is_contradicted(name: str) -> None:
+async def test_a_manifest_with_another_environment_fails_the_replay(name: str) -> None:
     env = environment()
     env.env.argument_defaults = {"size": 8}
     result = await played(env)
@@ -361,7 +361,7 @@ PROVED_OF_A_RUN = {
 
 
 @pytest.mark.parametrize("name", RunManifest.model_fields)
-async def test_what_a_manifest_states_of_a_run_is_proved_or_named_as_stated(name: str) -> None:
+async def test_every_manifest_field_is_proved_or_listed_as_self_reported(name: str) -> None:
     result = await played(drawing(), ScriptedClient(lambda request: "1"))
     other = result.manifest.model_copy(update={name: STATED_OF_A_RUN[name]})
     try:
@@ -453,7 +453,7 @@ UNPROVED = {
 
 
 @pytest.mark.parametrize("name", [*Rollout.model_fields, *(f"turn {name}" for name in Turn.model_fields)])
-async def test_what_a_rollout_states_is_proved_or_named_as_stated(name: str) -> None:
+async def test_every_rollout_field_is_proved_or_listed_as_self_reported(name: str) -> None:
     result = await played(environment())
     first, field = result.rollouts[0], name.removeprefix("turn ")
     if field == name:
@@ -496,7 +496,7 @@ def praise(rollouts: list[Rollout]) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-async def test_a_judge_that_is_asked_answers_from_the_record(
+async def test_answers_of_a_judge_come_from_the_record_in_a_replay(
     deterministic: bool,
 ) -> None:
     judge = JudgeRubric([judge_score], client=AskedModel(say_no))
@@ -544,14 +544,14 @@ async def test_mangled_records_of_a_judge_differ(name: str, deterministic: bool)
 
 
 @pytest.mark.parametrize("info", [{"judge_answers": "x"}, {"judge_answers": [1]}, {"judge_answers": []}])
-async def test_odd_records_of_judges_do_not_stop_a_replay(info: dict[str, Any]) -> None:
+async def test_unusual_judge_records_do_not_stop_a_replay(info: dict[str, Any]) -> None:
     result = await played(environment())
     result.rollouts[0].info |= info
     report = await replayed(result)
     assert (report.level, report.differing) == ("claimed", 1)
 
 
-async def test_rewards_that_compare_a_group_are_compared_by_whole_groups() -> None:
+async def test_group_rewards_are_compared_for_whole_groups() -> None:
     def rank(completions: list[list[dict[str, Any]]]) -> list[float]:
         lengths = [len(each[-1]["content"]) for each in completions]
         return [float(sorted(lengths).index(length)) for length in lengths]
@@ -569,7 +569,7 @@ async def test_rewards_that_compare_a_group_are_compared_by_whole_groups() -> No
     assert (sample.replayed, sample.same) == (3, 3)
 
 
-def test_values_that_python_calls_equal_are_told_apart() -> None:
+def test_values_that_python_considers_equal_are_distinguished() -> None:
     one = Rollout(example_id="0", index=0, seed=0, prompt=[], completion=[], info={"n": 1})
     for other in (True, 1.0, "1"):
         assert first_difference(one, one.model_copy(update={"info": {"n": other}})) is not None

@@ -43,7 +43,7 @@ def broken_down(*rewards: float, metric: str = "exact") -> Breakdown:
     return break_down(manifest(), rollouts)
 
 
-def test_the_text_says_score_counts_failures_metrics_and_shape() -> None:
+def test_the_report_has_score_counts_failures_and_metrics() -> None:
     text = "\n".join(run_lines(manifest(), broken_down(0.0, 0.5, 1.0)))
     assert text.startswith("m on alice/echo 1.2\nreward    0.5000 (95% interval ")
     assert "4 of 4: 4 examples, 1 each; 1 failed" in text
@@ -69,7 +69,7 @@ def test_markdown_keeps_foreign_names_in_their_cells() -> None:
             assert line.replace("\\|", "").count("|") == 6
 
 
-def test_every_bin_that_holds_something_shows() -> None:
+def test_every_nonempty_bin_is_visible() -> None:
     lines = run_lines(manifest(), broken_down(*[0.0] * 500, 1.0))
     assert lines[-1].endswith("1  #")
 
@@ -86,7 +86,7 @@ def test_the_histogram_is_drawn(
     assert path.read_bytes().startswith(start)
 
 
-def test_a_chart_without_altair_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chart_requires_altair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "altair", None)
     with pytest.raises(MissingExtra, match="chart"):
         chart_histogram(Histogram(edges=[1.0, 1.0], counts=[1]), axis="reward")

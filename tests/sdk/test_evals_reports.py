@@ -69,7 +69,7 @@ def test_the_text_of_several_runs_ends_with_the_comparison() -> None:
     assert "compared with" not in "\n".join(report_lines(report_of([run("one", [1.0, 0.0])])))
 
 
-def test_runs_that_cannot_be_compared_stand_side_by_side_all_the_same() -> None:
+def test_incomparable_runs_are_shown_side_by_side() -> None:
     report = report_of([run("m", [1.0, 0.0]), run("m", [1.0, 0.0], environment="other")])
     assert len({one.label for one in report.runs}) == 2
     assert report.contrasts[0].comparison is None
@@ -89,13 +89,13 @@ def test_each_run_is_compared_with_the_first_of_its_environment() -> None:
     assert re.search("compared with the first run of the same environment", "\n".join(report_lines(report)))
 
 
-def test_equal_values_are_a_number_and_no_bars() -> None:
+def test_equal_values_are_shown_as_a_number() -> None:
     equal = report_of([run("one", [0.25, 0.25])])
     assert "every reward is 0.25" in "\n".join(report_lines(equal))
     assert "#####" not in report_markdown(equal)
 
 
-def test_markdown_tables_are_whole() -> None:
+def test_markdown_tables_are_complete() -> None:
     for block in report_markdown(two()).split("\n\n"):
         rows = [line for line in block.splitlines() if line.startswith("|")]
         assert len({row.replace("\\|", "").count("|") for row in rows}) <= 1, block

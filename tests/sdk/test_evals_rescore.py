@@ -91,7 +91,9 @@ def stored(result: EvaluationResult) -> list[Rollout]:
 
 
 @pytest.mark.parametrize("where", ["here", "worker"])
-async def test_a_judge_is_not_asked_again_and_the_rewards_are_the_same(where: str, tmp_path: Path) -> None:
+async def test_rescoring_does_not_call_the_judge_and_gives_the_same_rewards(
+    where: str, tmp_path: Path
+) -> None:
     async with opened(tmp_path, where) as env:
         result = await played(env)
         report = await replay_run(env, result.manifest, stored(result), level="highest")
@@ -134,7 +136,7 @@ def shorter(one: dict[str, Any]) -> None:
         (shorter, "failure"),
     ],
 )
-async def test_what_was_changed_is_found(
+async def test_rescoring_finds_changed_rewards(
     forge: Callable[[dict[str, Any]], None], part: str, tmp_path: Path
 ) -> None:
     async with opened(tmp_path, "here") as env:
@@ -148,7 +150,7 @@ async def test_what_was_changed_is_found(
     assert (found.example_id, found.index, found.part) == (changed[3]["example_id"], 1, part)
 
 
-async def test_a_rubric_that_needs_the_playing_proves_nothing(tmp_path: Path) -> None:
+async def test_a_rubric_that_needs_the_whole_rollout_cannot_be_rescored(tmp_path: Path) -> None:
     async with opened(tmp_path, "here", "state") as env:
         result = await played(env)
         report = await replay_run(env, result.manifest, stored(result), level="rescored")
@@ -156,7 +158,7 @@ async def test_a_rubric_that_needs_the_playing_proves_nothing(tmp_path: Path) ->
     assert "weather" in (report.undecided_reason or "")
 
 
-async def test_a_replay_is_refused_and_a_sample_of_rescorings_is_no_level(tmp_path: Path) -> None:
+async def test_a_sample_of_rescored_rollouts_earns_no_level(tmp_path: Path) -> None:
     async with opened(tmp_path, "here", "length") as env:
         result = await played(env)
         whole = await replay_run(env, result.manifest, result.rollouts, level="replayed")

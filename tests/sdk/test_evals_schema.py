@@ -59,7 +59,7 @@ def faults(golden: Fields, now: Fields) -> list[str]:
     return found
 
 
-def test_records_of_this_version_still_fit() -> None:
+def test_stored_records_match_the_schema() -> None:
     golden: Fields = json.loads(GOLDEN.read_text())
     assert faults(golden, fields()) == [], CHANGED
 
@@ -74,12 +74,12 @@ def test_records_of_this_version_still_fit() -> None:
         ({"m": {"a": ["integer", "null"], "b": ["string"]}, "new": {"c": ["integer", "required"]}}, []),
     ],
 )
-def test_what_breaks_a_version_is_told(now: Fields, said: list[str]) -> None:
+def test_incompatible_schema_changes_are_reported(now: Fields, said: list[str]) -> None:
     assert faults({"m": {"a": ["integer"]}}, now) == said
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_schemas_are_schemas(part: str) -> None:
+def test_schemas_are_valid_json_schemas(part: str) -> None:
     schema = record_schema(part)
     Draft202012Validator.check_schema(schema)
     assert schema["additionalProperties"] is False

@@ -38,7 +38,7 @@ def test_distribution_function_agrees_with_scipy(t: float, df: int) -> None:
 
 
 @pytest.mark.parametrize("call", [lambda: student_t.cdf(1, 0), lambda: student_t.quantile(1.0, 3)])
-def test_the_distribution_refuses_what_it_cannot_answer(call: object) -> None:
+def test_the_distribution_rejects_invalid_arguments(call: object) -> None:
     with pytest.raises(ValueError, match="must"):
         call()  # type: ignore[operator]
 
@@ -101,7 +101,7 @@ def test_values_that_differ_by_rounding_are_equal() -> None:
     )
 
 
-def test_values_beyond_the_bounds_make_room_on_their_side_alone() -> None:
+def test_values_beyond_the_bounds_extend_only_their_side() -> None:
     values = [0.2, 0.9, 1.4, 0.1, 0.7]
     low, high = mean_interval(values, (0.0, 1.0))
     assert low is not None
@@ -119,14 +119,14 @@ def test_binary_interval_of_single_rollouts_is_scipys_wilson(hits: int, n: int) 
     assert summary.reward_high == pytest.approx(expected.high, abs=1e-12)
 
 
-def test_unanimous_examples_do_not_pretend_to_certainty() -> None:
+def test_unanimous_examples_still_have_an_interval() -> None:
     summary = summarize([scored(i, 1.0, j) for i in range(4) for j in range(50)], expected=200)
     low, high = wilson_interval(1.0, 4)
     assert (summary.reward_low, summary.reward_high) == (low, high)
     assert low < 0.6
 
 
-def test_examples_that_agree_in_their_mean_alone_count_every_rollout() -> None:
+def test_examples_with_equal_means_use_every_rollout() -> None:
     rows = [scored(i, float(j == i % 3), j) for i in range(9) for j in range(3)]
     summary = summarize(rows, expected=27)
     assert (summary.reward_low, summary.reward_high) == pytest.approx(wilson_interval(1 / 3, 27))
@@ -160,7 +160,7 @@ def test_intervals_cover_the_true_mean(binary: bool, examples: int, rollouts: in
 
 
 @pytest.mark.parametrize("odd", [0.01, 0.05, 0.15])
-def test_a_few_odd_examples_among_equal_graded_ones_are_allowed_for(odd: float) -> None:
+def test_intervals_allow_for_rare_different_examples(odd: float) -> None:
     """Most examples give 0.75, some 0: runs that saw none of the latter must not be sure of 0.75."""
     generator = random.Random(9)
     held, certain, runs = 0, 0, 400
@@ -224,7 +224,7 @@ def test_intervals_of_skewed_and_two_valued_rewards_cover_the_mean(case: str, ex
     assert held / 600 >= 0.94
 
 
-def test_one_example_speaks_for_itself_and_one_rollout_for_nothing() -> None:
+def test_one_example_has_an_interval_and_one_rollout_has_none() -> None:
     graded = summarize([scored("a", r, i) for i, r in enumerate((0.1, 0.5, 0.6))], expected=3)
     assert (graded.reward_low, graded.reward_high) == mean_interval([0.1, 0.5, 0.6], (0.0, 1.0))
     single = summarize([scored("a", 0.3)], expected=1)
@@ -233,7 +233,7 @@ def test_one_example_speaks_for_itself_and_one_rollout_for_nothing() -> None:
     assert (binary.reward_low, binary.reward_high) == wilson_interval(1.0, 8)
 
 
-def test_equal_graded_rewards_do_not_pretend_to_certainty() -> None:
+def test_equal_graded_rewards_still_have_an_interval() -> None:
     summary = summarize([scored(i, 0.25) for i in range(6)], expected=6)
     unseen = stats.binomtest(0, 6).proportion_ci(method="exact").high
     assert summary.reward_low == pytest.approx(0.25 - unseen * 0.25, rel=0.01)
@@ -242,7 +242,7 @@ def test_equal_graded_rewards_do_not_pretend_to_certainty() -> None:
     assert summary.histogram.counts == [6]
 
 
-def test_nothing_and_only_failures() -> None:
+def test_runs_without_rollouts_or_with_only_failures_are_summarized() -> None:
     assert summarize([], expected=4).reward_mean is None
     summary = summarize([failed("a"), failed("b", "tool"), failed("b", "tool")], expected=4)
     assert summary.reward_mean is None
@@ -257,7 +257,7 @@ def test_a_rollout_without_a_usable_reward_counts_as_failed(reward: float | None
     assert summary.reward_mean == 1.0
 
 
-def test_metrics_turns_usage_and_stop_reasons() -> None:
+def test_the_summary_has_metrics_turns_usage_and_stop_reasons() -> None:
     turn = Turn(message={"role": "assistant", "content": ""}, context_messages=1)
     rows = [
         scored(
@@ -301,7 +301,7 @@ def test_any_rewards_give_an_ordered_interval_and_a_full_histogram(rows: list[tu
     assert summary.histogram.edges == sorted(summary.histogram.edges)
 
 
-def test_histogram_bins_hold_their_edges() -> None:
+def test_histogram_bins_include_their_edges() -> None:
     result = histogram([0.0, 0.04, 0.05, 0.5, 0.999, 1.0])
     assert result.edges[0] == 0.0
     assert result.edges[-1] == 1.0

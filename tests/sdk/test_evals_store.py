@@ -52,7 +52,7 @@ def failed(example: str = "0", index: int = 0) -> Rollout:
     return rollout(example, index, None, failure=Failure(boundary="model", type="RateLimited", message="429"))
 
 
-def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_run_is_read_back_unchanged(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", manifest())
     written = [rollout("0"), rollout("0", 1, 0.5), failed("1")]
     for one in written:
@@ -97,7 +97,7 @@ def test_a_finished_run_can_be_resumed(tmp_path: Path) -> None:
     assert [one.reward for one in RunFolder.open(tmp_path).rollouts()] == [1.0]
 
 
-def test_of_two_lines_of_a_key_the_last_counts(tmp_path: Path) -> None:
+def test_the_last_line_of_a_key_counts(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, manifest())
     for one in (failed("0"), rollout("1"), rollout("0", 0, 0.25), rollout("1", 1)):
         folder.append(one)
@@ -126,7 +126,7 @@ def test_rollouts_that_the_manifest_does_not_name_come_last_in_its_order(
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, -2, -1])
-def test_a_torn_line_is_told_set_aside_and_cut(tmp_path: Path, cut: int) -> None:
+def test_an_incomplete_line_is_reported_saved_and_removed(tmp_path: Path, cut: int) -> None:
     folder = RunFolder.create(tmp_path, manifest())
     folder.append(rollout("0"))
     folder.close()
@@ -183,7 +183,7 @@ def with_extra_line(path: Path, line: bytes) -> RunFolder:
     return RunFolder.open(path)
 
 
-def test_a_line_that_gives_its_key_twice_is_refused(tmp_path: Path) -> None:
+def test_a_line_with_a_duplicate_key_is_rejected(tmp_path: Path) -> None:
     line = b'{"example_id":"a","index":0,"seed":1,"prompt":[],"completion":[],"example_id":"b"}\n'
     folder = with_extra_line(tmp_path, line)
     for read in (folder.rollouts, folder.rollouts_in_order):
@@ -199,7 +199,7 @@ def test_an_escaped_key_is_the_same_key(tmp_path: Path) -> None:
             list(read())
 
 
-def test_a_faulty_line_is_told_of_the_file_that_is_there(tmp_path: Path) -> None:
+def test_an_error_in_a_line_names_the_existing_file(tmp_path: Path) -> None:
     folder = with_extra_line(tmp_path, b"{}\n")
     with pytest.raises(RunError, match=r"line 3 of `.*/rollouts\.jsonl` is not a rollout"):
         list(folder.rollouts())
@@ -210,7 +210,7 @@ def test_a_faulty_line_is_told_of_the_file_that_is_there(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("keep", [4, 0.3, 0.9, -1])
-def test_a_cut_compressed_file_is_an_error_not_a_shorter_run(tmp_path: Path, keep: float) -> None:
+def test_a_truncated_compressed_file_is_an_error(tmp_path: Path, keep: float) -> None:
     folder = RunFolder.create(tmp_path, manifest())
     for i in range(200):
         folder.append(rollout(str(i), completion=[{"role": "assistant", "content": os.urandom(50).hex()}]))
@@ -230,7 +230,7 @@ def test_every_frame_of_a_compressed_file_is_read(tmp_path: Path) -> None:
     assert len(list(RunFolder.open(tmp_path).rollouts())) == 3
 
 
-def test_what_cannot_be_json_becomes_a_failed_rollout(tmp_path: Path) -> None:
+def test_a_rollout_that_cannot_be_json_becomes_a_failure(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, manifest())
     for i, broken in enumerate(
         [
@@ -254,14 +254,14 @@ def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"schema": "wander.run/9"}'])
-def test_what_is_no_run_folder_is_refused(tmp_path: Path, text: str | None) -> None:
+def test_a_folder_without_a_run_is_rejected(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(RunError, match="is not a run"):
         RunFolder.open(tmp_path)
 
 
-def test_two_writers_are_refused(tmp_path: Path) -> None:
+def test_a_second_writer_is_rejected(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, manifest())
     with pytest.raises(RunError, match="another process is writing"):
         RunFolder.open(tmp_path).resume()
@@ -269,7 +269,7 @@ def test_two_writers_are_refused(tmp_path: Path) -> None:
     RunFolder.open(tmp_path).resume()
 
 
-def test_a_file_system_without_locks_is_good_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(file: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -339,7 +339,7 @@ def test_a_killed_writer_loses_nothing_it_reported(tmp_path: Path) -> None:
         st.tuples(st.text(max_size=5), st.integers(0, 2), st.booleans(), st.text(max_size=20)), max_size=12
     )
 )
-def test_any_sequence_reads_back_with_last_lines_winning(
+def test_in_any_sequence_the_last_lines_win(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, int, bool, str]]
 ) -> None:
     path = tmp_path_factory.mktemp("run")

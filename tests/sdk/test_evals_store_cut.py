@@ -112,7 +112,7 @@ def die_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Path, name, before(getattr(Path, name)))
 
 
-def test_a_run_that_dies_at_any_step_of_its_closing_is_whole(
+def test_a_run_killed_while_closing_is_complete(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = list(RunFolder.open(whole).rollouts())

@@ -126,7 +126,7 @@ async def walked(game: Any, client: Client, folder: Path | None = None, **how: A
     return await walk(game, client, plan, folder, EnvironmentPin(name="stones", info=game.info), **how)
 
 
-async def test_perfect_play_loses_no_line(game: LocalEnvironment) -> None:
+async def test_perfect_play_never_loses(game: LocalEnvironment) -> None:
     result = await walked(game, ScriptedClient(perfect))
     assert result.by_opening == {
         "of-4": LineCount(lines=2, won=2),  # 4-1, then 1 or 2, then the rest
@@ -148,7 +148,7 @@ async def test_lines_are_counted_with_multiplicity_and_the_bad_ones_are_named(ga
     assert result.conversations == len(client.asked)
 
 
-async def test_an_invalid_move_is_counted_whatever_comes_of_the_line(game: LocalEnvironment) -> None:
+async def test_an_invalid_move_is_counted_regardless_of_the_outcome(game: LocalEnvironment) -> None:
     result = await walked(game, ScriptedClient(stammering))
     assert result.count.invalid == result.count.lines == 4
     assert result.count.won == 3
@@ -177,14 +177,14 @@ async def test_every_reply_of_every_depth_is_played_once(game: LocalEnvironment,
     assert result.manifest.kind == "exhaustive"
 
 
-async def test_a_recorded_walk_is_played_again_bit_for_bit(game: LocalEnvironment, tmp_path: Path) -> None:
+async def test_a_recorded_exhaustive_run_replays_exactly(game: LocalEnvironment, tmp_path: Path) -> None:
     await walked(game, ScriptedClient(greedy), tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
     report = await replay_run(game, folder.manifest, folder.rollouts())
     assert (report.replayed, report.differing, report.expected) == (4, 0, 4)
 
 
-async def test_choices_of_a_record_count_only_where_a_walk_is_played_again(game: LocalEnvironment) -> None:
+async def test_recorded_choices_are_only_used_in_a_replay(game: LocalEnvironment) -> None:
     """A run of an evaluation cannot smuggle in the replies that it would have liked."""
     example = (await game.examples("eval"))[0]
     honest = await game.rollout(ScriptedClient(greedy), example)
@@ -198,7 +198,7 @@ async def test_choices_of_a_record_count_only_where_a_walk_is_played_again(game:
     assert walked_again.info == forged.info
 
 
-async def test_a_worker_walks_the_same_lines(game: LocalEnvironment, tmp_path: Path) -> None:
+async def test_a_worker_plays_the_same_lines(game: LocalEnvironment, tmp_path: Path) -> None:
     worker = await WorkerEnvironment.start(
         None, None, path=tmp_path / "stones.py", log_path=tmp_path / "log", workers=1
     )
@@ -211,7 +211,7 @@ async def test_a_worker_walks_the_same_lines(game: LocalEnvironment, tmp_path: P
     assert [each.completion for each in there.bad] == [each.completion for each in here.bad]
 
 
-async def test_a_stopped_walk_goes_on_where_it_was(game: LocalEnvironment, tmp_path: Path) -> None:
+async def test_a_stopped_exhaustive_run_resumes(game: LocalEnvironment, tmp_path: Path) -> None:
     stop_request = StopRequest()
 
     def on_progress(progress: Any) -> None:
@@ -233,7 +233,9 @@ async def test_a_stopped_walk_goes_on_where_it_was(game: LocalEnvironment, tmp_p
         await walked(game, client, tmp_path / "run", resume=True, plan=WalkPlan(seed=1))
 
 
-async def test_a_walk_ends_at_its_most_lines(game: LocalEnvironment, tmp_path: Path) -> None:
+async def test_an_exhaustive_run_stops_at_the_maximum_number_of_lines(
+    game: LocalEnvironment, tmp_path: Path
+) -> None:
     result = await walked(game, ScriptedClient(greedy), tmp_path / "run", plan=WalkPlan(max_lines=3))
     assert result.count.lines == 3
     assert result.unexplored == 1
@@ -252,7 +254,7 @@ async def test_a_line_whose_model_fails_is_counted_as_failed(game: LocalEnvironm
     assert not result.count.clean
 
 
-async def test_only_greedy_walks_of_environments_that_declare_their_replies(game: LocalEnvironment) -> None:
+async def test_exhaustive_runs_need_greedy_sampling_and_declared_replies(game: LocalEnvironment) -> None:
     with pytest.raises(ConfigError, match="greedy"):
         WalkPlan(sampling=SamplingArgs(temperature=0.7))
     assert WalkPlan(sampling=SamplingArgs(max_tokens=5)).greedy.given() == {
@@ -284,7 +286,7 @@ async def test_a_line_takes_only_declared_options(game: LocalEnvironment) -> Non
     assert "not among the options [1,2]" in refused.failure.message
 
 
-async def test_conversations_that_are_asked_at_once_are_asked_once() -> None:
+async def test_equal_simultaneous_conversations_are_sampled_once() -> None:
     asked = 0
 
     class Slow(Client):

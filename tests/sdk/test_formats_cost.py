@@ -21,7 +21,7 @@ def exported(run: ConversationRun, folder: Path, kind: Format) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", FORMATS)
-def test_ten_thousand_rollouts(tmp_path: Path, kind: Format) -> None:
+def test_ten_thousand_rollouts_are_exported_quickly(tmp_path: Path, kind: Format) -> None:
     run = ConversationRun(3334, text="x" * 5000)
     started = time.process_time()
     exported(run, tmp_path, kind)

@@ -42,7 +42,7 @@ def records(folder: Path, *lines: Any, aggregate: Any = AGGREGATE) -> Path:
     return path
 
 
-def test_records_of_ours_give_the_scored_rollouts_again(tmp_path: Path) -> None:
+def test_our_records_are_read_back_as_scored_rollouts(tmp_path: Path) -> None:
     run = ConversationRun()
     for _ in export_runs([run], tmp_path / "out", "every-eval-ever"):
         pass

@@ -65,7 +65,7 @@ def common(rollout: Rollout) -> dict[str, Any]:
     return values | {"usage": (rollout.usage.prompt_tokens, rollout.usage.completion_tokens)}
 
 
-def test_a_log_of_ours_gives_the_same_run_again(tmp_path: Path) -> None:
+def test_our_logs_are_read_back_as_the_same_run(tmp_path: Path) -> None:
     run = ConversationRun()
     exported(tmp_path / "log.eval", run)
     again = import_results(tmp_path / "log.eval", tmp_path / "run")
@@ -154,7 +154,7 @@ def test_a_damaged_or_huge_log_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 10])
-def test_members_packed_with_zstd_are_bounded_and_checked(tmp_path: Path, size: int | None) -> None:
+def test_zstd_members_are_limited_and_checked(tmp_path: Path, size: int | None) -> None:
     """Inspect packs with zstd, which Python's `zipfile` does not know before 3.14."""
     text = json.dumps(HEADER).encode()
     packed = zstandard.compress(text)

@@ -18,7 +18,7 @@ def _as_it_was() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-def test_the_more_live_the_fewer_collections() -> None:
+def test_more_live_objects_mean_fewer_collections() -> None:
     with fewer_collections(32):
         assert gc.get_threshold() == (20_000, 10, 10)
         with fewer_collections(1024):
@@ -39,7 +39,7 @@ def test_blocks_may_end_in_any_order() -> None:
     assert gc.get_threshold() == (700, 10, 10)
 
 
-def test_what_the_caller_has_set_higher_or_switched_off_stays() -> None:
+def test_settings_of_the_caller_are_kept() -> None:
     for own in (50_000, 0):
         gc.set_threshold(own)
         with fewer_collections(32):

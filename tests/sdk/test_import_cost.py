@@ -44,7 +44,7 @@ print(json.dumps([read_plotted(Path(sys.argv[1])).known("reward"), hints]))
 """
 
 
-def test_without_the_extras_their_install_line_is_told_and_runs_are_drawn(tmp_path) -> None:
+def test_without_the_extras_the_installation_command_is_printed(tmp_path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n', encoding="utf-8")
     needed = {
         "wander.models.client": "transformers",

@@ -115,7 +115,7 @@ def test_every_kind_of_value_is_converted(value: Any, expected: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_no_exact_form_is_refused(value: Any) -> None:
+def test_values_without_an_exact_form_are_rejected(value: Any) -> None:
     with pytest.raises(NotExact):
         as_json(value)
     with pytest.raises(TypeError, match="`look`"):
@@ -128,7 +128,7 @@ def test_what_has_no_exact_form_is_refused(value: Any) -> None:
         hnp.array_shapes(max_dims=3, max_side=5, min_side=0),
     )
 )
-def test_an_array_is_shown_whole(array: Any) -> None:
+def test_an_array_is_shown_completely(array: Any) -> None:
     found = as_json(array)
     again = np.array(found, dtype=array.dtype).reshape(array.shape)
     assert np.array_equal(again, array, equal_nan=array.dtype.kind == "f")
@@ -137,7 +137,7 @@ def test_an_array_is_shown_whole(array: Any) -> None:
     assert '"' not in text
 
 
-def test_a_long_array_is_shown_whole() -> None:
+def test_a_long_array_is_shown_completely() -> None:
     content = tool_content(np.arange(5000), "look")
     assert json.loads(content) == list(range(5000))
 
@@ -166,7 +166,7 @@ def test_a_number_of_any_library_is_a_reward(number: float) -> None:
     ],
     ids=str,
 )
-def test_what_is_not_one_number_is_not_a_reward(value: Any) -> None:
+def test_a_value_that_is_not_one_number_is_not_a_reward(value: Any) -> None:
     with pytest.raises(TypeError):
         as_number(value)
 
@@ -176,7 +176,7 @@ def test_nan_stays_nan() -> None:
     assert tool_content(np.array([1.0, np.nan]), "look") == "[1.0, NaN]"
 
 
-async def test_values_of_libraries_in_a_rollout() -> None:
+async def test_values_of_other_libraries_in_a_rollout_are_converted() -> None:
     def look() -> Any:
         return np.arange(2000)
 

@@ -66,7 +66,7 @@ async def played(env, reply="Paris", index=0, client=None):
         (".5", 0.5),
     ],
 )
-def test_a_verdict_is_read_from_every_form_that_is_asked_for(text, verdict):
+def test_a_verdict_is_read_in_every_requested_format(text, verdict):
     assert read_verdict(text) == verdict
 
 
@@ -75,7 +75,7 @@ NUMBERS = ["2", "-0.1", "nan", "1e999", '{"verdict": null}', '{"verdict": [1]}',
 
 
 @pytest.mark.parametrize("text", [*WORDY, *NUMBERS])
-def test_anything_else_is_no_verdict(text):
+def test_any_other_text_is_not_a_verdict(text):
     with pytest.raises(ValueError, match=r"verdict|neither"):
         read_verdict(text)
 
@@ -94,7 +94,7 @@ def test_a_range_is_mapped_to_shares(value):
         read(str(value + 10))
 
 
-async def test_the_judge_is_told_question_answer_and_response():
+async def test_the_judge_gets_question_answer_and_response():
     env, asked = judged_by(["yes"])
     rollout = await played(env, "It is Paris.")
     assert rollout.reward == 1.0
@@ -106,7 +106,7 @@ async def test_the_judge_is_told_question_answer_and_response():
     assert request.sampling.given() == {}
 
 
-async def test_places_in_a_response_are_not_filled_in():
+async def test_placeholders_in_a_response_are_not_replaced():
     env, asked = judged_by(["no"], prompt="Q {question} A {answer} R {response}")
     await played(env, "{answer} {question}")
     assert asked[0].messages[0]["content"] == "Q capital of France? A Paris R {answer} {question}"
@@ -133,7 +133,7 @@ async def test_the_question_is_the_last_users_text_with_parts_and_few_shots():
     assert kept["messages"][0]["content"] == 'second|{"city": "Paris"}|Paris'
 
 
-async def test_a_verdict_that_cannot_be_read_is_asked_for_again():
+async def test_an_unreadable_verdict_is_requested_again():
     env, asked = judged_by(["Well...", "yes"])
     rollout = await played(env)
     assert rollout.reward == 1.0
@@ -141,7 +141,7 @@ async def test_a_verdict_that_cannot_be_read_is_asked_for_again():
     assert [kept["answer"] for kept in rollout.info[PUBLIC_KEY]] == ["Well...", "yes"]
 
 
-async def test_without_any_verdict_the_rollout_fails_and_scores_nothing():
+async def test_without_a_verdict_the_rollout_fails():
     env, asked = judged_by(lambda request: "who knows", attempts=2)
     rollout = await played(env)
     assert len(asked) == 2
@@ -152,7 +152,7 @@ async def test_without_any_verdict_the_rollout_fails_and_scores_nothing():
     assert len(rollout.info[PUBLIC_KEY]) == 2
 
 
-async def test_a_judge_that_is_down_is_a_rubric_error_that_can_be_retried():
+async def test_an_unreachable_judge_is_a_retryable_rubric_error():
     env, asked = judged_by([ModelError("503", retryable=True), "yes"])
     rollout = await played(env)
     assert (rollout.failure.boundary, rollout.failure.retryable) == ("rubric", True)
@@ -169,7 +169,7 @@ async def test_equal_completions_are_judged_once_even_at_the_same_time():
     assert all(len(rollout.info[PUBLIC_KEY]) == 1 for rollout in rollouts)
 
 
-async def test_a_canceled_asker_leaves_the_others_their_answer():
+async def test_canceling_one_request_keeps_the_shared_answer():
     entered, release = asyncio.Event(), asyncio.Event()
 
     async def ask():
@@ -218,7 +218,7 @@ async def test_answers_are_kept_on_disk_between_runs(tmp_path):
     assert asked_third == []
 
 
-async def test_a_cache_that_cannot_be_written_says_so(tmp_path):
+async def test_an_unwritable_cache_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     env, _ = judged_by(["yes"], cache=tmp_path / "file" / "cache.sqlite")
     rollout = await played(env)
@@ -290,7 +290,7 @@ async def test_any_openai_compatible_endpoint_can_judge(chat_server, monkeypatch
     assert "secret-key" not in json.dumps(rollout.model_dump())
 
 
-async def test_a_refusing_endpoint_is_a_rubric_error(chat_server):
+async def test_an_endpoint_that_rejects_the_judge_is_a_rubric_error(chat_server):
     chat_server.script = lambda body, number: web.json_response({"error": {"message": "no key"}}, status=401)
     env = environment(JudgeRubric([judge_score], model="m", base_url=chat_server.url))
     rollout = await played(env)
@@ -301,12 +301,12 @@ async def test_a_refusing_endpoint_is_a_rubric_error(chat_server):
 @pytest.mark.parametrize(
     "options", [{}, {"client": ScriptedClient(["yes"]), "model": "m"}, {"model": "m", "attempts": 0}]
 )
-def test_contradictory_settings_are_refused(options):
+def test_contradictory_settings_are_rejected(options):
     with pytest.raises(ConfigError):
         JudgeRubric([judge_score], **options)
 
 
-async def test_a_rubric_without_a_judge_injects_none():
+async def test_a_rubric_without_a_judge_provides_no_judge():
     rollout = await played(environment(Rubric([judge_score])))
     assert "a parameter `judge`" in rollout.failure.message
 

@@ -80,7 +80,7 @@ def test_an_entry_point_without_a_function_means_load_environment(place):
     assert load_environment("short").name == "short"
 
 
-def test_another_version_than_the_installed_one_is_refused(place):
+def test_a_version_that_is_not_installed_is_rejected(place):
     written(place, "other_module.py", OTHER)
     installed(place, "made-env", "made-env = other_module:make")
     error = failure("alice/made-env@2.0.0")
@@ -88,7 +88,7 @@ def test_another_version_than_the_installed_one_is_refused(place):
     assert error.hint == "run `wander install alice/made-env@2.0.0`"
 
 
-def test_two_packages_with_one_name_are_told_apart(place):
+def test_two_packages_with_one_name_are_distinguished(place):
     installed(place, "first", "same = first_module:make")
     installed(place, "second", "same = second_module:make")
     error = failure("same")
@@ -96,7 +96,7 @@ def test_two_packages_with_one_name_are_told_apart(place):
     assert "first_module:make, second_module:make" in str(error)
 
 
-def test_an_unknown_name_is_told_with_near_ones(place):
+def test_an_unknown_name_gets_suggestions(place):
     installed(place, "sudoku-env", "sudoku-env = sudoku:load_environment")
     error = failure("sudoku-emv")
     assert str(error) == "there is no environment `sudoku-emv` here"
@@ -106,7 +106,7 @@ def test_an_unknown_name_is_told_with_near_ones(place):
     assert "there is no environment" in str(failure("no.such.module"))
 
 
-def test_a_folder_of_that_name_is_no_environment_and_the_traceback_shows_the_hint(place):
+def test_a_folder_with_the_name_of_an_environment_gets_a_hint(place):
     (place / "plain_folder").mkdir()
     error = failure("alice/plain-folder")
     assert str(error) == "`plain_folder` is a folder here, not an installed environment"
@@ -132,7 +132,7 @@ def test_a_folder_of_that_name_is_no_environment_and_the_traceback_shows_the_hin
         ("async def load_environment(): pass", "returned a `coroutine`, not an environment"),
     ],
 )
-def test_the_true_cause_is_told(place, text, said):
+def test_the_original_cause_is_reported(place, text, said):
     written(place, "bad_env.py", text)
     assert said in str(failure("bad-env"))
 
@@ -149,7 +149,7 @@ def test_the_true_cause_is_told(place, text, said):
         ("fail(AttributeError('no attribute `PAD_TOKEN`'))", "LoadError", None),
     ],
 )
-def test_what_an_environment_needs_of_outside_is_named(place, monkeypatch, raised, kind, hint):
+def test_external_requirements_of_an_environment_are_named(place, monkeypatch, raised, kind, hint):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     head = """
 import os, urllib.request
@@ -173,7 +173,7 @@ def torch_fails(said):
     assert type(failure("early-env")).__name__ == kind
 
 
-def test_the_cause_is_chained_and_a_hint_is_handed_on(place):
+def test_the_cause_is_chained_and_its_hint_is_kept(place):
     written(place, "bad_env.py", "import not_there_at_all")
     assert isinstance(failure("bad-env").__cause__, ModuleNotFoundError)
     written(place, "sad_env.py", "import wander\ndef load_environment(): return wander.SingleTurnEnv()")
@@ -184,7 +184,7 @@ def test_the_cause_is_chained_and_a_hint_is_handed_on(place):
     assert failure("other-env").hint is None
 
 
-def test_wrong_arguments_are_told_with_those_accepted(place):
+def test_unknown_arguments_list_the_accepted_ones(place):
     written(place, "plain_env.py", GOOD)
     error = failure("plain-env", examples=3)
     assert "has no argument `examples` (did you mean `num_examples`?)" in str(error)
@@ -227,7 +227,7 @@ def test_a_file_and_a_name_that_is_a_path_are_loaded(place, monkeypatch):
     assert load_environment(str(path)).name == "file_env"
 
 
-def test_paths_that_hold_no_environment_are_told(place):
+def test_paths_without_an_environment_are_reported(place):
     def said(path) -> str:
         with pytest.raises(LoadError) as caught:
             load_path(path)
@@ -244,13 +244,13 @@ def test_paths_that_hold_no_environment_are_told(place):
     assert "declares 2 environments" in said(place / "two")
 
 
-def test_a_module_of_the_same_name_from_elsewhere_is_not_taken_for_it(place):
+def test_another_module_with_the_same_name_is_not_used(place):
     load_path(written(place / "one", "twin_env.py", GOOD))
     with pytest.raises(LoadError, match="`twin_env` was found in"):
         load_path(written(place / "two", "twin_env.py", GOOD))
 
 
-def test_arguments_are_held_against_the_annotations(place):
+def test_arguments_are_checked_against_annotations(place):
     text = """
         from __future__ import annotations
         from pathlib import Path
@@ -292,7 +292,7 @@ def test_arguments_are_held_against_the_annotations(place):
         assert "'int'" not in error.hint, "postponed annotations are shown as they were written"
 
 
-def test_names_that_only_a_type_checker_knows_do_no_harm(place):
+def test_names_that_only_type_checkers_know_are_ignored(place):
     text = """
         from __future__ import annotations
         from wander import SingleTurnEnv
@@ -304,7 +304,7 @@ def test_names_that_only_a_type_checker_knows_do_no_harm(place):
     assert load_environment("unknown-env", size=2).info.train_examples == 2
 
 
-def test_a_failed_validation_is_told_in_one_line(place):
+def test_a_failed_validation_is_reported_in_one_line(place):
     text = """
         from pydantic import BaseModel
 

@@ -8,7 +8,7 @@ import pytest
 from wander.loop_thread import LoopThread
 
 
-def test_it_does_not_wait_for_itself() -> None:
+def test_the_loop_thread_does_not_wait_for_itself() -> None:
     with contextlib.closing(LoopThread("waits")) as thread:
 
         async def one() -> int:

@@ -61,7 +61,7 @@ async def test_a_killed_process_is_replaced(processes):
     assert process.returncode == -signal.SIGKILL
 
 
-async def test_a_comparison_that_takes_too_long_is_an_error_and_not_a_zero(processes):
+async def test_a_slow_comparison_is_an_error_instead_of_zero(processes):
     assert await processes.equal("2", "1+1")
     process = processes._idle.get_nowait()
     process.send_signal(signal.SIGSTOP)  # as an expression does that holds the interpreter for good
@@ -74,7 +74,7 @@ async def test_a_comparison_that_takes_too_long_is_an_error_and_not_a_zero(proce
     assert await processes.equal("4", "2+2")
 
 
-async def test_a_library_that_does_not_load_says_so(processes, monkeypatch):
+async def test_a_library_that_does_not_load_is_reported(processes, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RubricError, match="cannot be loaded"):
         await processes.equal("1", "2")
@@ -115,7 +115,7 @@ async def test_an_abandoned_rubric_ends_its_processes():
     assert process.returncode == -signal.SIGKILL
 
 
-def test_without_the_library_the_install_line_is_named(monkeypatch):
+def test_without_the_library_the_installation_command_is_printed(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(MissingExtra) as caught:
         MathRubric()

@@ -78,19 +78,19 @@ FORMS = [
 
 
 @given(st.integers(0, 10**9), st.sampled_from(FORMS), st.sampled_from(FORMS), st.integers(1, 10**9))
-def test_forms_of_one_number_are_equal_and_of_two_are_not(number: int, one, other, more: int) -> None:  # type: ignore[no-untyped-def]
+def test_equal_numbers_match_in_every_form(number: int, one, other, more: int) -> None:  # type: ignore[no-untyped-def]
     assert same(one(number), other(number))
     assert not same(one(number), other(number + more))
 
 
 @given(st.integers(1, 99), st.integers(1, 20), st.integers(2, 20))
-def test_mixed_numbers(whole: int, numerator: int, denominator: int) -> None:
+def test_mixed_numbers_are_read(whole: int, numerator: int, denominator: int) -> None:
     value = whole + Fraction(numerator, denominator)
     assert same(str(value), f"{whole} {numerator}/{denominator}")
 
 
 @given(st.text(max_size=60) | st.text(st.sampled_from("0123456789\\,.;:{}$ ~eE/x×^*()"), max_size=30))
-def test_any_text_is_cleaned_once(text: str) -> None:
+def test_cleaning_text_twice_changes_nothing(text: str) -> None:
     cleaned = clean_math(text)
     assert clean_math(cleaned) == cleaned
 

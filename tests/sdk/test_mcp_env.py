@@ -132,14 +132,14 @@ async def check_work(environment):
     return rollout
 
 
-async def test_tools_of_a_real_server_over_stdio(made):
+async def test_tools_of_a_real_server_are_called_over_stdio(made):
     environment = made(workshop())
     assert not environment.info.deterministic
     assert environment.info.kind == "mcp"
     await check_work(environment)
 
 
-async def test_tools_of_a_real_server_over_http(made, http_server):
+async def test_tools_of_a_real_server_are_called_over_http(made, http_server):
     environment = made(MCPServer("workshop", url=http_server.url))
     await check_work(environment)
     await check_work(environment)  # the count starts anew: a rollout has a session of its own
@@ -157,7 +157,7 @@ async def test_rollouts_may_share_a_session_over_http(made, http_server):
     assert sorted(contents(rollout)[0] for rollout in rollouts) == ["1", "2", "3", "4"]
 
 
-async def test_every_rollout_has_a_process_of_its_own_over_stdio(made):
+async def test_every_rollout_has_its_own_process_over_stdio(made):
     environment = made(bare())
     rollouts = await asyncio.gather(
         *(played(environment, calls(call("say")), calls(call("say"), call("where"))) for _ in range(3))
@@ -181,7 +181,7 @@ async def test_rollouts_may_share_a_process_over_stdio(made):
     assert ended(pid)
 
 
-async def test_a_server_that_dies_is_a_failure_of_the_environment(made):
+async def test_a_dead_server_has_the_environment_boundary(made):
     rollout = await played(made(bare()), calls(call("say")), calls(call("die")), calls(call("say")))
     assert (rollout.failure.boundary, rollout.failure.retryable) == ("environment", True)
     assert "MCP server `bare` is not available" in rollout.failure.message
@@ -191,7 +191,7 @@ async def test_a_server_that_dies_is_a_failure_of_the_environment(made):
 
 
 @pytest.mark.full
-async def test_a_server_that_dies_over_http_is_a_failure_of_the_environment(made, tmp_path):
+async def test_a_dead_http_server_has_the_environment_boundary(made, tmp_path):
     server = HTTPServer(tmp_path / "log")
     environment = made(MCPServer("workshop", url=server.url))
     rollout = await played(environment, calls(call("die")))
@@ -202,7 +202,7 @@ async def test_a_server_that_dies_over_http_is_a_failure_of_the_environment(made
     assert "MCP server `workshop` is not available: it did not start" in unreachable.failure.message
 
 
-async def test_the_next_rollout_starts_a_shared_server_anew(made):
+async def test_the_next_rollout_restarts_a_shared_server(made):
     environment = made(bare(), bare(name="other"), session="environment")
     died = await played(environment, calls(call("other_where")), calls(call("bare_die")))
     assert died.failure.boundary == "environment"
@@ -222,14 +222,14 @@ async def test_the_next_rollout_starts_a_shared_server_anew(made):
     ],
     ids=["refuses", "garbage", "mute", "no command", "no address", "no tool"],
 )
-async def test_a_server_that_does_not_start_is_told(made, server, told):
+async def test_a_server_that_does_not_start_is_reported(made, server, told):
     rollout = await played(made(server), calls(call("say")))
     assert rollout.failure.boundary == "environment"
     assert told in rollout.failure.message
     assert rollout.turns == []
 
 
-async def test_a_call_that_takes_too_long_goes_back_to_the_model(made, http_server):
+async def test_a_tool_timeout_is_reported_to_the_model(made, http_server):
     environment = made(MCPServer("workshop", url=http_server.url, call_seconds=0.3))
     rollout = await played(environment, calls(call("slow")), calls(call("add", {"a": 1})))
     assert rollout.failure is None
@@ -237,7 +237,7 @@ async def test_a_call_that_takes_too_long_goes_back_to_the_model(made, http_serv
     assert contents(rollout)[1] == "2"
 
 
-async def test_a_refusal_without_words_is_an_error(made):
+async def test_a_refusal_without_text_is_an_error(made):
     rollout = await played(made(bare()), calls(call("refuse")))
     assert contents(rollout) == ["error: the server gave no reason"]
     fatal = await played(made(bare(), stop_errors=[MCPToolFailed]), calls(call("refuse")))
@@ -255,7 +255,7 @@ async def test_every_kind_of_content_becomes_a_part(made):
     ]
 
 
-async def test_names_that_clash_are_prefixed(made):
+async def test_conflicting_tool_names_get_a_prefix(made):
     def say(text: str) -> str:
         """A function of the author."""
         return text
@@ -284,7 +284,7 @@ async def test_only_the_variables_that_are_passed_reach_a_server(made, monkeypat
 
 
 @pytest.mark.full
-async def test_a_server_that_will_not_leave_is_killed(made):
+async def test_a_server_that_does_not_exit_is_killed(made):
     rollout = await played(made(bare("stubborn")), calls(call("where")))
     assert rollout.failure is None
     assert ended(int(contents(rollout)[0]))
@@ -320,7 +320,7 @@ async def test_setup_may_call_the_tools(made):
 
 
 @pytest.mark.parametrize("hook", ["setup_state", "env_response", "offered"])
-async def test_a_fault_in_a_hook_leaves_no_process(hook):
+async def test_an_error_in_a_hook_leaves_no_process(hook):
     pids: list[int] = []
 
     def broken(self, *arguments):
@@ -347,7 +347,7 @@ def children() -> set[str]:
     return {pid for task in listed.iterdir() for pid in (task / "children").read_text().split()}
 
 
-def test_wrong_settings_are_refused():
+def test_invalid_settings_are_rejected():
     for wrong, told in [
         ({"mcp_servers": []}, "`mcp_servers` is empty"),
         ({"mcp_servers": [bare(), bare()]}, "two MCP servers have the name `bare`"),
@@ -393,12 +393,12 @@ def test_the_extra_is_named_when_it_is_missing(monkeypatch):
         ("serve", "serve", "serve", 0),
     ],
 )
-def test_a_server_by_its_command_line(given, name, command, args):
+def test_a_server_is_started_by_its_command_line(given, name, command, args):
     server = MCPServer.of(given)
     assert (server.name, server.command, len(server.args), server.url) == (name, command, args, None)
 
 
-async def test_one_server_by_its_command_line_or_its_url(made, http_server):
+async def test_a_server_is_given_by_command_line_or_url(made, http_server):
     for line in (f"{sys.executable} {SERVERS / 'workshop.py'} stdio", http_server.url):
         environment = MCPEnv(dataset=[{"question": "go"}], mcp_servers=line)
         rollout = await environment.rollout(ScriptedClient(["done"]), environment.dataset()[0])
@@ -409,6 +409,6 @@ async def test_one_server_by_its_command_line_or_its_url(made, http_server):
 
 
 @pytest.mark.parametrize("given", ["serve 'half", "", "http://"])
-def test_what_is_no_server_is_refused(given):
+def test_invalid_servers_are_rejected(given):
     with pytest.raises(ConfigError, match=r"MCP server"):
         MCPServer.of(given)

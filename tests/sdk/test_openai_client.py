@@ -40,9 +40,7 @@ async def client(chat_server: Any) -> AsyncIterator[OpenAIClient]:
     await made.close()
 
 
-async def test_it_sends_what_it_was_asked_and_reads_the_answer(
-    chat_server: Any, client: OpenAIClient
-) -> None:
+async def test_requests_are_sent_and_responses_are_read(chat_server: Any, client: OpenAIClient) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     chat_server.script = lambda body, number: {
         "role": "assistant",
@@ -74,7 +72,7 @@ async def test_it_sends_what_it_was_asked_and_reads_the_answer(
     assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (10, 5)
 
 
-async def test_a_seed_differs_between_siblings_and_repeats_itself(
+async def test_seeds_differ_within_a_group_and_are_reproducible(
     chat_server: Any, client: OpenAIClient
 ) -> None:
     sampling = SamplingArgs(seed=3)
@@ -87,7 +85,7 @@ async def test_a_seed_differs_between_siblings_and_repeats_itself(
     assert "seed" not in chat_server.requests[-1]
 
 
-async def test_token_ids_are_kept_where_the_server_gives_them(chat_server: Any, client: OpenAIClient) -> None:
+async def test_token_ids_are_kept_if_the_server_returns_them(chat_server: Any, client: OpenAIClient) -> None:
     body = {
         "prompt_token_ids": [1, 2],
         "choices": [
@@ -128,7 +126,7 @@ async def test_token_ids_are_kept_where_the_server_gives_them(chat_server: Any, 
         ("cut_off", EndpointUnreachable, True, 3, "no response from .* broke in the middle"),
     ],
 )
-async def test_every_fault_has_its_error(
+async def test_every_error_response_has_its_exception(
     chat_server: Any,
     client: OpenAIClient,
     faults: dict[str, Any],
@@ -149,7 +147,7 @@ async def test_every_fault_has_its_error(
 
 
 @pytest.mark.parametrize("fault", ["429", "503", "quota", "tomorrow"])
-async def test_a_refusal_is_final_when_nothing_else_is_taken(
+async def test_a_refusal_is_final_if_no_request_is_accepted(
     chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str
 ) -> None:
     chat_server.script = lambda body, number: faults[fault]
@@ -161,7 +159,7 @@ async def test_a_refusal_is_final_when_nothing_else_is_taken(
 
 
 @pytest.mark.parametrize("fault", ["500", "429", "503", "cut_off"])
-async def test_what_passes_is_retried(
+async def test_temporary_errors_are_retried(
     chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str
 ) -> None:
     chat_server.script = lambda body, number: faults[fault] if number < 3 else "at last"
@@ -169,9 +167,7 @@ async def test_what_passes_is_retried(
     assert (await client.complete(request())).message["content"] == "at last"
 
 
-async def test_retry_after_holds_the_refused_request_and_no_other(
-    chat_server: Any, client: OpenAIClient
-) -> None:
+async def test_retry_after_delays_only_the_refused_request(chat_server: Any, client: OpenAIClient) -> None:
     refused = web.Response(status=429, headers={"Retry-After": "1"})
     chat_server.script = lambda body, number: refused if number == 1 else "ok"
     client.attempts.patience = 60
@@ -182,7 +178,7 @@ async def test_retry_after_holds_the_refused_request_and_no_other(
     await first
 
 
-async def test_a_hanging_endpoint_ends_in_a_time_out(chat_server: Any, faults: dict[str, Any]) -> None:
+async def test_a_hanging_endpoint_times_out(chat_server: Any, faults: dict[str, Any]) -> None:
     chat_server.script = lambda body, number: faults["hang"]
     client = OpenAIClient("m", chat_server.url, timeout=0.1, max_retries=1)
     client.attempts.retry_seconds = 0.01
@@ -193,7 +189,7 @@ async def test_a_hanging_endpoint_ends_in_a_time_out(chat_server: Any, faults: d
     assert len(chat_server.requests) == 2
 
 
-async def test_where_nothing_listens_the_error_names_the_address(unused_tcp_port: int) -> None:
+async def test_an_error_names_the_address_without_a_listener(unused_tcp_port: int) -> None:
     url = f"http://user:secret@127.0.0.1:{unused_tcp_port}/v1"
     client = OpenAIClient("m", url, max_retries=1)
     client.attempts.retry_seconds = 0.01
@@ -212,12 +208,12 @@ async def test_an_unknown_host_is_unreachable() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", "/v1"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_addresses_are_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="not the URL of an endpoint"):
         OpenAIClient("m", url)
 
 
-async def test_a_canceled_call_ends_at_once(
+async def test_a_canceled_call_ends_immediately(
     chat_server: Any, client: OpenAIClient, faults: dict[str, Any]
 ) -> None:
     chat_server.script = lambda body, number: faults["hang"]
@@ -228,13 +224,13 @@ async def test_a_canceled_call_ends_at_once(
         await call
 
 
-async def test_check_is_free_where_models_are_listed(chat_server: Any, client: OpenAIClient) -> None:
+async def test_check_costs_nothing_if_models_are_listed(chat_server: Any, client: OpenAIClient) -> None:
     await client.check()
     assert chat_server.requests == []
 
 
 @pytest.mark.parametrize("fault", ["401", "403"])
-async def test_check_tells_of_a_refused_key(
+async def test_check_reports_a_rejected_key(
     chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str
 ) -> None:
     chat_server.models = faults[fault]
@@ -243,7 +239,7 @@ async def test_check_tells_of_a_refused_key(
 
 
 @pytest.mark.parametrize(("fault", "error"), [("404", ModelError), ("html", InvalidResponse)])
-async def test_check_asks_for_one_token_where_no_models_are_listed(
+async def test_check_requests_one_token_if_no_models_are_listed(
     chat_server: Any, client: OpenAIClient, faults: dict[str, Any], fault: str, error: type[ModelError]
 ) -> None:
     chat_server.models = faults["404"]
@@ -257,7 +253,7 @@ async def test_check_asks_for_one_token_where_no_models_are_listed(
 @pytest.mark.parametrize(
     ("code", "text"), [(404, "no such model"), (400, "The model `qwen3-4b-instuct` is unknown")]
 )
-async def test_check_names_the_model_that_was_meant(chat_server: Any, code: int, text: str) -> None:
+async def test_check_suggests_a_similar_model(chat_server: Any, code: int, text: str) -> None:
     names = ["llama-3", "Qwen/Qwen3-4B", "qwen3-4b-instruct"]
     chat_server.models = web.json_response({"data": [{"id": name} for name in names]})
     chat_server.script = lambda body, number: web.json_response({"error": {"message": text}}, status=code)
@@ -269,14 +265,14 @@ async def test_check_names_the_model_that_was_meant(chat_server: Any, code: int,
     await client.close()
 
 
-async def test_check_lets_pass_an_unlisted_model_that_answers(chat_server: Any) -> None:
+async def test_check_accepts_an_unlisted_model_that_responds(chat_server: Any) -> None:
     client = OpenAIClient("an-alias", chat_server.url, "k")
     await client.check()
     assert len(chat_server.requests) == 1
     await client.close()
 
 
-async def test_description_and_environment_hold_no_secret(
+async def test_description_and_environment_contain_no_secret(
     chat_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", chat_server.url.replace("//", "//me:pw@") + "?key=1")
@@ -288,9 +284,7 @@ async def test_description_and_environment_hold_no_secret(
     assert "secret" not in json.dumps(client.describe())
 
 
-async def test_it_sends_through_the_openai_package_where_asked(
-    chat_server: Any, faults: dict[str, Any]
-) -> None:
+async def test_the_openai_package_is_used_if_requested(chat_server: Any, faults: dict[str, Any]) -> None:
     sdk = openai.AsyncOpenAI(api_key="k", base_url=chat_server.url)
     client = OpenAIClient.from_sdk(sdk, "m", max_retries=1)
     client.attempts.retry_seconds = 0.01
@@ -318,14 +312,14 @@ async def test_azure_addresses_are_left_to_the_openai_package(chat_server: Any) 
     await sdk.close()
 
 
-async def test_large_requests_and_answers_pass(chat_server: Any, client: OpenAIClient) -> None:
+async def test_large_requests_and_responses_work(chat_server: Any, client: OpenAIClient) -> None:
     text = "x" * 5_000_000
     chat_server.script = lambda body, number: body["messages"][0]["content"]
     response = await client.complete(request(text))
     assert response.message["content"] == text
 
 
-async def test_the_connections_can_be_bounded(chat_server: Any) -> None:
+async def test_the_number_of_connections_can_be_limited(chat_server: Any) -> None:
     chat_server.delay = 0.02
     client = OpenAIClient("m", chat_server.url, max_connections=3)
     await asyncio.gather(*(client.complete(request(str(i))) for i in range(12)))
@@ -368,11 +362,11 @@ def test_a_client_serves_one_loop_after_another(unused_tcp_port: int) -> None:
         ({}, None),
     ],
 )
-def test_retry_after_forms(headers: dict[str, str], seconds: float | None) -> None:
+def test_every_format_of_retry_after_is_read(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after(headers) == seconds
 
 
-def test_retry_after_dates() -> None:
+def test_retry_after_dates_are_read() -> None:
     later = email.utils.formatdate(time.time() + 30, usegmt=True)
     assert 25 < (retry_after({"retry-after": later}) or 0) <= 31
     assert retry_after({"retry-after": email.utils.formatdate(0, usegmt=True)}) == 0.0

@@ -50,7 +50,7 @@ CONVERSATION = [
 
 
 class TestParser:
-    def test_takes_the_last_assistant_message(self):
+    def test_the_parser_reads_the_last_assistant_message(self):
         assert Parser().parse_answer(CONVERSATION) == "four"
         assert Parser(extract_fn=str.upper).parse_answer(CONVERSATION) == "FOUR"
         assert Parser(extract_fn=len).parse_answer("text") == 4
@@ -59,7 +59,7 @@ class TestParser:
         assert Parser().parse_answer([]) is None
         assert Parser().parse_answer([user("one")]) is None
 
-    def test_messages_by_role(self):
+    def test_messages_are_filtered_by_role(self):
         parser = Parser()
         texts = [
             [message["content"] for message in messages]
@@ -72,7 +72,7 @@ class TestParser:
         ]
         assert texts == [["be brief"], ["one", "five"], ["two", "four"], ["three"]]
 
-    def test_any_form_is_good_but_silence(self):
+    def test_any_reply_except_an_empty_one_has_the_right_format(self):
         judge = Parser().get_format_reward_func()
         assert judge(completion=CONVERSATION) == 1.0
         assert judge("text") == 1.0
@@ -93,7 +93,7 @@ class TestParser:
         (assistant(5), ""),
     ],
 )
-def test_the_text_of_a_message(message, text):
+def test_the_text_of_a_message_is_read(message, text):
     assert message_text(message) == text
 
 
@@ -110,7 +110,7 @@ class TestThinkParser:
             ("", "", ""),
         ],
     )
-    def test_what_follows_the_last_thought(self, text, strict, lenient):
+    def test_the_answer_is_the_text_after_the_last_thought(self, text, strict, lenient):
         assert ThinkParser().parse(text) == strict
         assert MaybeThinkParser().parse(text) == lenient
         assert ThinkParser(extract_fn=len).parse(text) == len(strict)
@@ -128,15 +128,15 @@ class TestThinkParser:
             ("4", 0.0),
         ],
     )
-    def test_form(self, text, score):
+    def test_the_format_is_rewarded(self, text, score):
         assert ThinkParser().get_format_reward_func()([assistant(text)]) == score
 
-    def test_form_is_averaged_over_the_turns(self):
+    def test_the_format_reward_is_averaged_over_turns(self):
         completion = [assistant("<think>a</think>b"), user("?"), assistant("b")]
         assert ThinkParser().get_format_reward_func()(completion) == 0.5
 
     @given(TAG_SOUP)
-    def test_no_text_is_too_odd(self, text):
+    def test_any_text_is_parsed(self, text):
         for parser in (ThinkParser(), MaybeThinkParser()):
             assert parser.parse(text) in text
             assert parser.get_format_reward_func()([assistant(text)]) in (0.0, 1.0)
@@ -170,7 +170,7 @@ class TestXMLParser:
             ("<answer>a\nb</answer>", "a\nb"),
         ],
     )
-    def test_malformed_text(self, text, answer):
+    def test_malformed_text_is_parsed(self, text, answer):
         assert XMLParser(["answer"]).parse(text).answer == answer
 
     def test_the_answer_is_in_the_last_message_that_has_one(self):
@@ -182,14 +182,14 @@ class TestXMLParser:
         assert parser.parse_answer([user("<answer>1</answer>")]) is None
         assert parser.parse_answer("") is None
 
-    def test_alternatives_of_the_answer_field_count(self):
+    def test_alternative_names_of_the_answer_field_are_read(self):
         parser = XMLParser([("answer", "final")], extract_fn=int)
         assert parser.parse_answer("<final>5</final>") == 5
         assert parser.parse_answer("<final>5</final><answer>4</answer>") == 4
         assert XMLParser(["think"]).parse_answer("<think>5</think>") is None
         assert XMLParser([("final", "answer")]).parse_answer("<final>5</final><answer>4</answer>") == "4"
 
-    def test_an_answer_is_read_by_a_parse_that_is_overridden(self):
+    def test_an_overridden_parse_is_used_for_answers(self):
         class Loud(XMLParser):
             def parse(self, text, strip=True, last=False):
                 return super().parse(text.lower(), strip, last)
@@ -208,7 +208,7 @@ class TestXMLParser:
             == "<think>\n...\n</think>\n<[ code | answer ]>\n...\n</[ code | answer ]>"
         )
 
-    def test_format_refuses_missing_and_unknown_fields(self):
+    def test_format_rejects_missing_and_unknown_fields(self):
         parser = XMLParser(["think", "answer"])
         with pytest.raises(ValueError, match="the field `answer` is missing"):
             parser.format(think="a")
@@ -220,7 +220,7 @@ class TestXMLParser:
         with pytest.raises(ValueError, match="field"):
             XMLParser(fields)
 
-    def test_field_names_are_text(self):
+    def test_field_names_must_be_text(self):
         with pytest.raises(TypeError, match="must be text"):
             XMLParser(["a", 5])
 
@@ -239,18 +239,18 @@ class TestXMLParser:
             ("<think>a<move>4", 0.0),
         ],
     )
-    def test_form(self, text, score):
+    def test_the_format_is_rewarded(self, text, score):
         judge = XMLParser(["think", "move"]).get_format_reward_func()
         assert judge(completion=[assistant(text)]) == pytest.approx(score)
         assert judge(text) == pytest.approx(score)
 
-    def test_form_is_averaged_over_the_turns(self):
+    def test_the_format_reward_is_averaged_over_turns(self):
         judge = XMLParser(["move"]).get_format_reward_func()
         assert judge([assistant("<move>1</move>"), user("?"), assistant("1")]) == 0.5
         assert judge([user("?")]) == 0.0
 
     @given(TAG_SOUP)
-    def test_no_text_is_too_odd(self, text):
+    def test_any_text_is_parsed(self, text):
         parser = XMLParser(["think", ("answer", "move")])
         for value in vars(parser.parse(text)).values():
             assert value is None or value in text
@@ -259,7 +259,7 @@ class TestXMLParser:
         assert answer is None or answer in text
 
     @given(st.dictionaries(NAMES, CONTENT, min_size=1, max_size=4))
-    def test_what_was_written_is_read_back(self, fields):
+    def test_formatted_text_is_parsed_back(self, fields):
         parser = XMLParser(list(fields))
         text = parser.format(**fields)
         assert vars(parser.parse(text)) == {name: value.strip() for name, value in fields.items()}

@@ -58,7 +58,7 @@ async def test_each_player_sees_its_own_part():
     ]
 
 
-async def test_each_player_is_scored_as_it_saw_the_rollout():
+async def test_each_player_is_scored_on_its_own_view():
     rollout = await haggled(ScriptedClient(["8", "4", "6", "6"]), example=2)
     assert rollout.rewards == {"seller": 0.5, "buyer": 0.5}
     assert (rollout.reward, rollout.metrics) == (0.5, {"gain": 0.5, "moves": 2.0})
@@ -67,7 +67,7 @@ async def test_each_player_is_scored_as_it_saw_the_rollout():
     assert uneven.reward == 7 / 8
 
 
-async def test_a_player_of_its_own_answers_for_one():
+async def test_a_player_can_have_its_own_client():
     seller, buyer = Heard(["7", "7"]), Heard(["3", "7"])
     rollout = await haggled(PlayersClient(seller, {"buyer": buyer}))
     assert {request.player for request in seller.asked} == {"seller"}
@@ -140,7 +140,7 @@ async def test_an_environment_that_names_nobody_fails_its_rollout():
 
 
 @pytest.mark.parametrize("players", [("one",), ("a", "a"), "ab", ("a", "b c"), ("a", "b/c"), ("a", 1)])
-def test_players_that_cannot_be_are_refused(players):
+def test_impossible_players_are_rejected(players):
     with pytest.raises(ConfigError):
         HaggleEnv([{"question": "x"}], players=players)
 
@@ -153,12 +153,12 @@ def test_players_that_cannot_be_are_refused(players):
         (False, "buyer", "has no players"),
     ],
 )
-def test_who_cannot_be_named_is_refused(players, named, fault):
+def test_invalid_player_names_are_rejected(players, named, fault):
     with pytest.raises(ConfigError, match=fault):
         require_players(load_environment(players).info, [named])
 
 
-def test_the_usual_environment_says_nothing_of_players():
+def test_environments_without_players_do_not_mention_players():
     env = load_environment(players=False)
     assert "players" not in env.info.model_dump()
     assert isinstance(env, MultiTurnEnv)
@@ -171,7 +171,7 @@ async def played(folder, others):
     return handle, await evaluate(handle, client, EvaluationPlan(rollouts_per_example=2), folder, pin)
 
 
-async def test_a_run_pins_who_played_and_is_another_run_with_others(tmp_path):
+async def test_a_run_records_its_players(tmp_path):
     scripted = {"buyer": "scripted:haggle:stubborn?price=7"}
     _, result = await played(tmp_path / "a", scripted)
     assert {name: (pin.kind, pin.name) for name, pin in result.manifest.players.items()} == {
@@ -187,7 +187,7 @@ async def test_a_run_pins_who_played_and_is_another_run_with_others(tmp_path):
     assert "players" not in json.loads((tmp_path / "c" / "run.json").read_text())
 
 
-async def test_a_replay_meets_the_scripted_player_and_believes_no_other():
+async def test_a_replay_runs_scripted_players_again():
     scripted = {"buyer": "scripted:haggle:stubborn?price=7"}
     handle, honest = await played(None, scripted)
     report = await replay_run(handle, honest.manifest, honest.rollouts)
@@ -218,7 +218,7 @@ class OldGame(MultiTurnEnv):
         return []
 
 
-async def test_an_attribute_of_that_name_set_later_is_the_authors_own():
+async def test_an_attribute_named_players_may_be_set_later():
     env = OldGame([{"question": "x"}])
     rollout = await env.rollout(ScriptedClient(["1"]), env.dataset()[0])
     assert (env.info.players, rollout.reward, rollout.rewards) == ([], 1.0, {})

@@ -21,13 +21,13 @@ def simulation() -> ModuleType:
     return module
 
 
-def test_runs_that_fail_first_push_a_row_neither_up_nor_down(simulation: ModuleType) -> None:
+def test_failed_runs_before_the_first_success_do_not_move_a_row(simulation: ModuleType) -> None:
     for held, better in simulation.measure("0 or 1", "first, half fail", 300):
         assert held >= 0.9
         assert better <= 0.01
 
 
-def test_the_best_of_many_would(simulation: ModuleType) -> None:
+def test_choosing_the_best_of_many_runs_would_move_a_row(simulation: ModuleType) -> None:
     *_, (held, better) = simulation.measure("0 or 1", "best", 40)
     assert held < 0.4
     assert better > 0.0

@@ -9,7 +9,7 @@ import pytest
 from wander.system.python_parser import parse_alone
 
 
-def test_a_parse_that_another_thread_disturbed_is_tried_again() -> None:
+def test_a_parse_disturbed_by_another_thread_is_repeated() -> None:
     failures = iter([SystemError("AST constructor recursion depth mismatch (before=90, after=30)")] * 3)
 
     def parse() -> ast.Module:

@@ -89,7 +89,7 @@ TOLD = pytest.mark.parametrize("retry_after", [None, 1.0])
 @TOLD
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.02, 0.05, 0.08])
 @pytest.mark.parametrize(("latency", "calls"), [(0.05, 16), (0.5, 64), (20.0, 512)])
-def test_refusals_at_random_bound_nobody(
+def test_random_refusals_do_not_limit_the_rate(
     share: float, retry_after: float | None, latency: float, calls: int
 ) -> None:
     seconds = max(30.0, 20 * latency)
@@ -101,7 +101,7 @@ def test_refusals_at_random_bound_nobody(
 
 @TOLD
 @pytest.mark.parametrize("share", [0.15, 0.3])
-def test_an_endpoint_that_refuses_many_calls_at_random_is_not_given_up_to_a_trickle(
+def test_many_random_refusals_do_not_reduce_calls_to_a_trickle(
     share: float, retry_after: float | None
 ) -> None:
     outcome = simulate(limits.AtRandom(share, retry_after), seconds=60, latency=0.5)
@@ -147,7 +147,7 @@ class Late:
 
 
 @pytest.mark.parametrize("rate", [5, 20, 50])
-def test_uneven_arrivals_cost_little_where_no_burst_is_allowed(rate: float) -> None:
+def test_uneven_arrivals_cost_little_without_bursts(rate: float) -> None:
     limit = limits.TokenBucket(rate, 1)
     outcome = simulate(Late(limit, 0.003, random.Random(2)), seconds=60, latency=0.1)
     assert outcome.taken > 0.8 * limit.most(60)
@@ -163,7 +163,7 @@ def test_the_rate_of_a_slow_endpoint_is_found(latency: float) -> None:
 @pytest.mark.parametrize("names_end", [True, False])
 @pytest.mark.parametrize(("calls", "length"), [(60, 60.0), (1000, 60.0), (10, 1.0), (100, 10.0)])
 @pytest.mark.parametrize("latency", [0.01, 1.0])
-def test_windows_are_used_up_and_waited_for(
+def test_fixed_rate_windows_are_used_completely(
     calls: int, length: float, latency: float, *, names_end: bool
 ) -> None:
     limit = limits.Window(calls, length, names_end)
@@ -172,7 +172,7 @@ def test_windows_are_used_up_and_waited_for(
 
 
 @pytest.mark.parametrize(("calls", "length"), [(50, 1.0), (60, 60.0)])
-def test_sliding_windows_are_used_up(calls: int, length: float) -> None:
+def test_sliding_rate_windows_are_used_completely(calls: int, length: float) -> None:
     limit = limits.SlidingWindow(calls, length)
     outcome = simulate(limit, seconds=5 * length + 30, latency=0.5)
     assert outcome.taken > 0.8 * calls * outcome.seconds / length
@@ -181,7 +181,7 @@ def test_sliding_windows_are_used_up(calls: int, length: float) -> None:
 @TOLD
 @pytest.mark.parametrize("at_once", [8, 32])
 @pytest.mark.parametrize("latency", [0.1, 1.0, 10.0])
-def test_the_slots_of_an_endpoint_are_filled(at_once: int, latency: float, retry_after: float | None) -> None:
+def test_all_slots_of_an_endpoint_are_used(at_once: int, latency: float, retry_after: float | None) -> None:
     seconds = max(60.0, 20 * latency)
     outcome = simulate(limits.InFlight(at_once, retry_after), seconds=seconds, latency=latency, calls=256)
     assert outcome.taken > 0.8 * seconds * at_once / latency - at_once
@@ -199,7 +199,7 @@ class Outage:
 
 
 @pytest.mark.parametrize("calls", [8, 256, 1024])
-def test_an_endpoint_that_takes_nothing_is_hardly_asked(calls: int) -> None:
+def test_an_endpoint_that_accepts_nothing_gets_few_requests(calls: int) -> None:
     outcome = simulate(Outage(0.0, 1e9), seconds=60, latency=0.5, calls=calls)
     assert outcome.pace.paused_seconds > 40
     assert outcome.refused < 150
@@ -220,7 +220,7 @@ def test_thousands_of_rollouts_do_not_hit_a_strict_endpoint_together() -> None:
     assert outcome.refused < 200
 
 
-def test_the_rate_is_forgotten_once_the_endpoint_takes_everything() -> None:
+def test_the_rate_limit_ends_once_all_calls_are_accepted() -> None:
     limit = limits.TokenBucket(50, 50)
     pace = simulate(limit, seconds=20, latency=0.1).pace
     assert pace.rate(20.0) is not None
@@ -244,7 +244,7 @@ class Fickle:
 @given(
     st.lists(st.tuples(st.booleans(), st.one_of(st.none(), st.floats(0.001, 40.0))), min_size=1, max_size=60)
 )
-def test_no_answers_stop_the_calls_for_good(answers: list[tuple[bool, float | None]]) -> None:
+def test_missing_responses_do_not_stop_calls_forever(answers: list[tuple[bool, float | None]]) -> None:
     """Whatever the first answers were, an endpoint that takes everything then is asked at full speed."""
     drawn = iter(answers)
     outcome = simulate(Fickle(lambda: next(drawn, (True, None))), seconds=600.0, latency=2.0, calls=4)
@@ -253,7 +253,7 @@ def test_no_answers_stop_the_calls_for_good(answers: list[tuple[bool, float | No
     assert outcome.pace.rate(600.0) is None or outcome.pace.rate(600.0) > 4 / 2.0
 
 
-def test_rates_are_shown_in_words() -> None:
+def test_rates_are_described() -> None:
     assert [format_rate(rate) for rate in (47.6, 1.0, 0.2, 0.001)] == [
         "48 calls/s",
         "1 calls/s",

@@ -45,7 +45,7 @@ async def solved(completion: list[dict[str, Any]]) -> float:
 
 
 @ENCLOSED
-async def test_finished_reasoning_is_no_part_of_the_answer(opening: str, closing: str) -> None:
+async def test_finished_reasoning_is_not_part_of_the_answer(opening: str, closing: str) -> None:
     text = f"{opening}{DRAFT}{closing}\n{ANSWER}"
     assert without_reasoning(text).strip() == ANSWER
     for parser in (Parser(), ThinkParser(), MaybeThinkParser()):
@@ -90,7 +90,7 @@ async def test_math_is_read_outside_reasoning(text: str, reward: float) -> None:
 
 
 @pytest.mark.parametrize("text", [f"{DRAFT}</think>\n{ANSWER}", f"{DRAFT}[/THINK]{ANSWER}"])
-def test_the_opening_tag_may_stand_in_the_prompt(text: str) -> None:
+def test_the_opening_tag_may_be_in_the_prompt(text: str) -> None:
     assert ThinkParser().parse_answer(said(text)) == ANSWER
     assert ThinkParser().get_format_reward_func()(said(text)) == 1.0
     assert XMLParser(["answer"]).parse_answer(said(text)) == "5"
@@ -126,7 +126,7 @@ def test_content_parts_of_reasoning_are_reasoning() -> None:
 
 
 @pytest.mark.parametrize("tag", ["think", "reasoning"])
-def test_a_field_for_reasoning_is_read_and_rewarded_in_every_form(tag: str) -> None:
+def test_reasoning_fields_are_read_and_rewarded(tag: str) -> None:
     parser = XMLParser([tag, "answer"])
     written = f"<{tag}>\nhm\n</{tag}>\n<answer>\n5\n</answer>"
     assert getattr(parser.parse(written), tag) == "hm"
@@ -206,7 +206,7 @@ def test_a_judge_may_think_first(text: str) -> None:
     assert read_verdict(text) == 1.0
 
 
-def test_a_judge_that_has_not_ended_its_thinking_gave_no_verdict() -> None:
+def test_an_unfinished_judge_gave_no_verdict() -> None:
     with pytest.raises(ValueError, match="neither"):
         read_verdict("<think>yes")
 
@@ -229,7 +229,7 @@ SOUP = st.lists(
 
 @given(SOUP.map("".join))
 @example("<think>" * 50)
-def test_any_text_is_told_apart(text: str) -> None:
+def test_any_text_is_split_into_reasoning_and_answer(text: str) -> None:
     reading = read_reasoning(text)
     assert reading.answer in text
     assert bool(reading.blocks) or reading.answer == text or "final" in text
@@ -241,7 +241,7 @@ def test_any_text_is_told_apart(text: str) -> None:
     draft=st.text(st.characters(codec="utf-8", exclude_characters="<>[]◁▷|`~"), max_size=40),
     answer=st.text(st.characters(codec="utf-8", exclude_characters="<>[]◁▷|`~\"'"), min_size=1, max_size=40),
 )
-def test_what_is_enclosed_never_reaches_the_answer(pair: tuple[str, str], draft: str, answer: str) -> None:
+def test_enclosed_reasoning_is_never_in_the_answer(pair: tuple[str, str], draft: str, answer: str) -> None:
     opening, closing = pair
     assert without_reasoning(f"{opening}{draft}{closing}\n{answer}").strip() == answer.strip()
     assert without_reasoning(f"{opening}{draft}") == ""
@@ -251,6 +251,6 @@ def test_what_is_enclosed_never_reaches_the_answer(pair: tuple[str, str], draft:
     "piece",
     ["<think>", "</think>", "a <think> b ", "< ", "<think ", "<|channel|>a<|message|>", "```\n<think>"],
 )
-def test_long_soup_is_read_in_linear_time(piece: str) -> None:
+def test_long_malformed_text_is_read_in_linear_time(piece: str) -> None:
     soup = piece * (1_000_000 // len(piece))
     assert read_reasoning(soup).answer in soup

@@ -191,14 +191,14 @@ def test_a_prompt_that_does_not_fit_is_recognized(text: str, status: int) -> Non
         {"error": {"code": "tokens_limit_reached", "message": "no"}},
     ],
 )
-def test_a_code_is_enough(body: Any) -> None:
+def test_an_error_code_is_enough(body: Any) -> None:
     assert type(of(400, body)) is ContextOverflow
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"<html><h1>413 Request Entity Too Large</h1></html>", {"error": "no"}]
 )
-def test_a_body_that_is_too_large_does_not_fit(body: Any) -> None:
+def test_a_too_large_request_is_an_overflow(body: Any) -> None:
     assert type(of(413, body)) is ContextOverflow
 
 
@@ -211,7 +211,7 @@ def test_a_limit_on_rate_or_money_is_not_an_overflow(text: str, status: int) -> 
 
 
 @pytest.mark.parametrize("text", OTHERS)
-def test_other_faults_of_a_request_are_neither(text: str) -> None:
+def test_other_request_errors_are_not_overflows_or_filters(text: str) -> None:
     for body in bodies(text):
         assert type(of(400, body)) is ModelError, body
 
@@ -230,7 +230,7 @@ def test_a_filter_is_recognized(status: int, body: Any) -> None:
         (403, "no access"),
     ],
 )
-def test_a_key_that_is_refused_is_not_a_filter(status: int, text: str) -> None:
+def test_a_rejected_key_is_not_a_content_filter(status: int, text: str) -> None:
     assert not isinstance(of(status, {"error": {"message": text}}), ContentFiltered)
 
 
@@ -242,7 +242,7 @@ def test_a_key_that_is_refused_is_not_a_filter(status: int, text: str) -> None:
     glue=st.sampled_from([" ", ". ", "\n", " - ", '": "']),
     upper=st.booleans(),
 )
-def test_whatever_names_a_rate_is_not_an_overflow(
+def test_errors_about_rates_are_not_overflows(
     rate: str, length: str, order: bool, status: int, glue: str, upper: bool
 ) -> None:
     text = glue.join([rate, length] if order else [length, rate])
@@ -268,11 +268,11 @@ def test_numbers_case_and_wrappers_change_nothing(text: str, numbers: int, upper
 
 
 @given(st.text(max_size=300) | st.binary(max_size=300))
-def test_any_body_has_an_error(text: str | bytes) -> None:
+def test_any_error_body_is_handled(text: str | bytes) -> None:
     body = text if isinstance(text, bytes) else json.dumps({"error": {"message": text}}).encode()
     for status in (400, 401, 403, 404, 413, 429, 500):
         assert isinstance(error_of(Answer(status, {}, body), "http://x/v1", "m"), ModelError)
 
 
-def test_a_refusal_for_the_rate_is_one() -> None:
+def test_rate_limit_errors_are_recognized() -> None:
     assert type(of(429, {"error": {"message": "prompt is too long: 5 tokens > 3 maximum"}})) is RateLimited

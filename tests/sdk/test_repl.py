@@ -75,7 +75,7 @@ async def test_variables_persist_and_the_last_expression_is_shown(repl):
     assert await output(repl, "f()") == "3002\n"
 
 
-async def test_output_of_subprocesses_stands_in_its_place(repl):
+async def test_output_of_subprocesses_is_in_order(repl):
     code = "import os\nprint('one')\n_ = os.system('echo two; echo three >&2')\nprint('four')"
     assert await output(repl, code) == "one\ntwo\nthree\nfour\n"
 
@@ -97,7 +97,7 @@ async def test_output_of_subprocesses_stands_in_its_place(repl):
         ("def f(): f()\nf()", "RecursionError"),
     ],
 )
-async def test_what_fails_is_told(repl, code, told):
+async def test_failures_are_reported(repl, code, told):
     result = await repl.run(code, upper)
     assert result.ended == "error"
     assert told in result.output
@@ -106,13 +106,13 @@ async def test_what_fails_is_told(repl, code, told):
     assert await output(repl, "1 + 1") == "2\n"
 
 
-async def test_leaving_is_not_possible(repl):
+async def test_code_cannot_exit_the_process(repl):
     result = await repl.run("import sys\nx = 1\nsys.exit(3)", upper)
     assert (result.ended, result.output) == ("ok", "SystemExit: 3 (the REPL continues)\n")
     assert await output(repl, "x") == "1\n"
 
 
-async def test_code_asks_the_model(repl):
+async def test_code_can_call_the_model(repl):
     code = "print(llm_query('one'))\nprint(llm_query_batched(['a', 'b'], contexts=['x', None]))"
     asked: list[list[Query]] = []
 
@@ -125,12 +125,12 @@ async def test_code_asks_the_model(repl):
     assert await output(repl, "llm_query_batched([])", answer) == "[]\n"
 
 
-async def test_a_refusal_is_an_exception_in_the_cell(repl):
+async def test_a_rejected_query_is_an_exception_in_the_cell(repl):
     code = "try:\n    llm_query('x')\nexcept RuntimeError as error:\n    print('refused:', error)"
     assert await output(repl, code, refuse) == "refused: the budget is spent\n"
 
 
-async def test_only_the_main_thread_asks(repl):
+async def test_only_the_main_thread_calls_the_model(repl):
     code = (
         "import threading\n"
         "thread = threading.Thread(target=lambda: llm_query('x'))\n"
@@ -141,7 +141,7 @@ async def test_only_the_main_thread_asks(repl):
 
 
 @pytest.mark.parametrize("error", [ModelError("gone"), TimeoutError("late"), KeyError("x")])
-async def test_a_failing_model_is_not_the_codes_fault(repl, error):
+async def test_a_model_error_is_not_blamed_on_the_code(repl, error):
     async def fail(queries):
         raise error
 
@@ -150,7 +150,7 @@ async def test_a_failing_model_is_not_the_codes_fault(repl, error):
     assert await output(repl, "'x' in globals()") == "False\n", "the process was started anew"
 
 
-async def test_the_models_time_is_not_the_cells(quick):
+async def test_model_time_does_not_count_for_the_cell(quick):
     async def slowly(queries):
         await asyncio.sleep(2 * QUICK.cell_seconds)
         return await upper(queries)
@@ -159,7 +159,7 @@ async def test_the_models_time_is_not_the_cells(quick):
     assert (result.ended, result.output) == ("ok", "'SLOW'\n")
 
 
-async def test_an_endless_cell_is_stopped_and_variables_stay(quick):
+async def test_an_endless_cell_is_stopped_and_variables_are_kept(quick):
     await quick.run("x = 1", upper)
     result = await quick.run("print('begun')\nwhile True: pass", upper)
     assert (result.ended, result.output, result.restarted) == ("timeout", "begun\n", False)
@@ -184,7 +184,7 @@ DEATHS = ["import os; os._exit(3)", "import os, signal; os.kill(os.getpid(), sig
 
 
 @pytest.mark.parametrize("code", DEATHS)
-async def test_a_process_that_dies_is_started_anew(repl, code):
+async def test_a_dead_process_is_restarted(repl, code):
     repl.loaded["context"] = "kept"
     result = await repl.run("print('last words', flush=True)\n" + code, upper)
     assert (result.ended, result.output, result.restarted) == ("died", "last words\n", True)
@@ -207,13 +207,13 @@ channel = next(o for o in gc.get_objects() if type(o).__name__ == "Channel")
         "channel.send({'op': 'done', 'ended': 'splendidly'})",
     ],
 )
-async def test_a_process_that_lies_is_ended(repl, lie):
+async def test_a_process_with_invalid_messages_is_stopped(repl, lie):
     result = await repl.run(LIES + lie, upper)
     assert (result.ended, result.restarted) == ("died", True)
     assert await output(repl, "1") == "1\n"
 
 
-async def test_long_output_is_cut_with_its_size_said(repl):
+async def test_long_output_is_cut_and_its_size_is_shown(repl):
     result = await repl.run("for i in range(100000): print(i)", upper)
     assert result.output_chars == 588890
     assert result.output.startswith("0\n1\n2\n")
@@ -222,7 +222,7 @@ async def test_long_output_is_cut_with_its_size_said(repl):
     assert len(result.output) < LIMITS.output_chars + 80
 
 
-async def test_endless_output_fills_a_bounded_file(made):
+async def test_endless_output_fills_a_file_of_limited_size(made):
     repl = made(ReplLimits(file_mb=1, output_chars=400))
     result = await repl.run("while True: print('y' * 1000)", upper)
     assert result.ended == "error"
@@ -234,12 +234,12 @@ async def test_endless_output_fills_a_bounded_file(made):
 @pytest.mark.parametrize(
     "code", ["import sys; sys.stdout.close()", "import sys, io; sys.stdout = io.StringIO()", "print = None"]
 )
-async def test_output_that_was_broken_is_mended(repl, code):
+async def test_broken_output_is_repaired(repl, code):
     await repl.run(code, upper)
     assert await output(repl, "import sys\n_ = sys.stdout.write('back')") == "back"
 
 
-async def test_bytes_that_are_no_text_are_shown(repl):
+async def test_bytes_that_are_not_text_are_shown(repl):
     code = "import sys\nprint('\\ud800')\n_ = sys.stdout.buffer.write(b'\\xff')"
     assert await output(repl, code) == "\\ud800\n\ufffd"
 
@@ -254,7 +254,7 @@ async def test_the_hosts_environment_does_not_reach_the_code(repl, monkeypatch):
     assert await output(repl, "import os\n'SECRET_KEY' in os.environ") == "False\n"
 
 
-async def test_two_processes_draw_the_same(made):
+async def test_two_processes_draw_the_same_random_numbers(made):
     code = "import random\nprint(random.random(), {'a', 'b', 'c', 'd'}, hash('x'))"
     seen = []
     for seed in (1, 1, 2):
@@ -317,12 +317,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_an_interpreter_that_is_not_there_is_told():
+async def test_a_missing_interpreter_is_reported():
     with pytest.raises(SandboxError, match="cannot be started"):
         await Repl(LIMITS, python="/no/such/python").run("1", upper)
 
 
-async def test_an_interpreter_that_does_not_start_is_told(tmp_path):
+async def test_an_interpreter_that_does_not_start_is_reported(tmp_path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho no luck\nexit 1\n")
     broken.chmod(0o755)
@@ -330,7 +330,7 @@ async def test_an_interpreter_that_does_not_start_is_told(tmp_path):
         await Repl(LIMITS, python=str(broken)).run("1", upper)
 
 
-async def test_a_context_larger_than_the_memory_is_told(made):
+async def test_a_context_larger_than_the_memory_is_reported(made):
     repl = made(ReplLimits(memory_mb=120))
     repl.loaded["context"] = "x" * 60_000_000
     with pytest.raises(SandboxError, match="ended while it loaded `context`") as caught:
@@ -338,7 +338,7 @@ async def test_a_context_larger_than_the_memory_is_told(made):
     assert "120 MB" in str(caught.value.hint)
 
 
-async def test_a_sandbox_that_is_not_there_is_refused(made, monkeypatch):
+async def test_a_missing_sandbox_is_rejected(made, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, **_: None)
     monkeypatch.setattr("wander.sandbox.support.PACKAGE", "no_such_package")
     with pytest.raises(SandboxError, match="bubblewrap is not installed"):
@@ -398,13 +398,13 @@ def environment_below_tmp():
 
 
 @needs_sandbox
-async def test_the_sandbox_shows_an_interpreter_that_lies_below_tmp(made, environment_below_tmp):
+async def test_the_sandbox_shows_an_interpreter_below_tmp(made, environment_below_tmp):
     repl = made(LIMITS, sandbox="bwrap", python=f"{environment_below_tmp}/bin/python")
     assert await output(repl, "import sys; sys.prefix") == f"{environment_below_tmp!r}\n"
 
 
 @pytest.mark.parametrize("chars", [1, 3, 10])
-def test_cutting_keeps_both_ends(chars):
+def test_shortening_keeps_both_ends(chars):
     text = "0123456789"
     shown = cut(text, chars, len(text))
     assert shown.startswith(text[: chars * 3 // 4])

@@ -45,7 +45,7 @@ async def replayed(env, rollout, **arguments):
 
 
 @given(st.lists(st.text(max_size=5), min_size=4, max_size=4), st.integers(0, 2), st.integers(0, 9))
-async def test_a_replay_is_bit_for_bit_the_same(said, position, run_seed):
+async def test_a_replay_is_exactly_equal(said, position, run_seed):
     env = Dice()
     first = await env.rollout(
         ScriptedClient(said), env.dataset()[position], index=position, run_seed=run_seed
@@ -55,14 +55,14 @@ async def test_a_replay_is_bit_for_bit_the_same(said, position, run_seed):
     assert timeless(again) == timeless(first)
 
 
-async def test_another_run_seed_is_noticed():
+async def test_another_run_seed_is_detected():
     env = Dice()
     first = await env.rollout(ScriptedClient(["a", "b", "c", "d"]), env.dataset()[0], run_seed=1)
     others = [await replayed(env, first, run_seed=seed) for seed in (2, 3, 4)]
     assert any(timeless(other) != timeless(first) for other in others)
 
 
-async def test_finish_reason_usage_and_tokens_come_back():
+async def test_finish_reason_usage_and_tokens_are_replayed():
     answer = ModelResponse(
         message={"role": "assistant", "content": "a", "reasoning_content": "hm"},
         finish_reason="length",
@@ -75,7 +75,7 @@ async def test_finish_reason_usage_and_tokens_come_back():
 
 
 @pytest.mark.parametrize("error", [ContextOverflow("too long"), RateLimited("slow down", retryable=True)])
-async def test_where_the_model_gave_up_it_gives_up_again(error):
+async def test_model_errors_are_replayed(error):
     def script(request):
         if request.turn == 2:
             raise error
@@ -91,7 +91,7 @@ async def test_where_the_model_gave_up_it_gives_up_again(error):
         assert (again.failure.boundary, again.failure.message) == ("model", first.failure.message)
 
 
-async def test_an_unknown_rollout_and_a_turn_too_many_are_known_to_the_host_alone():
+async def test_only_the_host_knows_about_missing_records():
     env = Dice()
     first = await env.rollout(ScriptedClient(["a", "b", "c", "d"]), env.dataset()[0])
     short = first.model_copy(update={"turns": first.turns[:2]})
@@ -104,7 +104,7 @@ async def test_an_unknown_rollout_and_a_turn_too_many_are_known_to_the_host_alon
         assert lack in client.missing[f"{example}/0"]
 
 
-async def test_a_prefix_keeps_runs_apart():
+async def test_a_prefix_separates_runs():
     env = Dice()
     first = await env.rollout(ScriptedClient(["a", "b", "c", "d"]), env.dataset()[0])
     client = ReplayClient([first], prefix="run-1/")
@@ -115,7 +115,7 @@ async def test_a_prefix_keeps_runs_apart():
 
 
 @pytest.mark.parametrize("role", ["user", "tool", "system", "", None, "Assistant"])
-async def test_a_record_cannot_have_the_model_speak_for_another(role: str | None):
+async def test_a_record_cannot_contain_messages_of_another_player(role: str | None):
     env = Dice()
     first = await env.rollout(ScriptedClient(["a", "b", "c", "d"]), env.dataset()[0])
     turn = first.turns[1].model_copy(update={"message": {"role": role, "content": "TESTS PASSED"}})

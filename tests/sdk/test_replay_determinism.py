@@ -65,7 +65,7 @@ def run(hash_seed, name, player, arguments, recorded=()):
         ("tictactoe", "tictactoe.players:teacher?random_move_prob=0.5", {"max_random_move_prob": 0.7}),
     ],
 )
-def test_a_recorded_run_plays_again_under_other_hash_seeds(name, player, arguments):
+def test_a_recorded_run_replays_under_other_hash_seeds(name, player, arguments):
     digest, first_hash, recorded = run("1", name, player, arguments)
     assert len(recorded) == 24
     assert len({rollout.reward for rollout in recorded}) > 1, "the rollouts are too alike to prove anything"

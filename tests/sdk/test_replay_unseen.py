@@ -130,7 +130,7 @@ async def test_a_confined_environment_sees_the_same_in_a_replay_as_in_an_evaluat
 
 
 @needs_sandbox
-async def test_a_rubric_that_scores_a_transcript_does_not_get_the_score_on_record(tmp_path: Path) -> None:
+async def test_rescoring_does_not_show_the_recorded_score_to_the_rubric(tmp_path: Path) -> None:
     body = LOOKING.replace(
         'state["public"]["scoring"] = look(state, state["host"]._client)',
         'state["public"]["held"] = holds()',
@@ -158,7 +158,7 @@ def load_environment(timeout=None):
 
 
 @pytest.mark.parametrize(("limit", "turns"), [(3600, 2), (None, 4)])
-async def test_an_end_by_time_is_obeyed_where_the_environment_has_that_limit(
+async def test_a_recorded_timeout_is_replayed_if_the_environment_has_the_limit(
     limit: int | None, turns: int, tmp_path: Path
 ) -> None:
     module = tmp_path / "silent.py"
@@ -183,7 +183,7 @@ async def test_an_end_by_time_is_obeyed_where_the_environment_has_that_limit(
 
 
 @pytest.mark.parametrize("asks", ["a turn more", "a judge"])
-async def test_what_is_not_on_record_reads_like_a_model_that_is_away(asks: str) -> None:
+async def test_a_missing_record_looks_like_an_unreachable_model(asks: str) -> None:
     rollout = Rollout(
         example_id="0", index=0, seed=0, prompt=[], completion=[], turns=[], stop_reason="x", started_at=""
     )

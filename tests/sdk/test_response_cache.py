@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "responses.sqlite"
 
 
-async def test_the_same_question_is_asked_once_also_by_another_process(path: Path) -> None:
+async def test_the_same_request_is_sent_once_across_processes(path: Path) -> None:
     first = Counting()
     one = CachingClient(first, ResponseCache(path))
     asked = await one.complete(request(sampling=GREEDY))
@@ -77,7 +77,7 @@ async def test_the_same_question_is_asked_once_also_by_another_process(path: Pat
         request(sampling=SamplingArgs()),
     ],
 )
-async def test_another_question_is_another(path: Path, other: ModelRequest) -> None:
+async def test_a_different_request_is_not_cached(path: Path, other: ModelRequest) -> None:
     client = CachingClient(Counting(), ResponseCache(path))
     await client.complete(request(sampling=GREEDY))
     assert not (await client.complete(other)).cached
@@ -85,7 +85,7 @@ async def test_another_question_is_another(path: Path, other: ModelRequest) -> N
 
 
 @pytest.mark.parametrize("other", [Counting(model="n"), Counting(base_url="http://two/v1")])
-async def test_another_model_or_endpoint_is_another(path: Path, other: Counting) -> None:
+async def test_a_different_model_or_endpoint_is_not_cached(path: Path, other: Counting) -> None:
     cache = ResponseCache(path)
     await CachingClient(Counting(), cache).complete(request(sampling=GREEDY))
     client = CachingClient(other, cache)
@@ -94,9 +94,7 @@ async def test_another_model_or_endpoint_is_another(path: Path, other: Counting)
 
 
 @pytest.mark.parametrize("sampling", [SamplingArgs(), SamplingArgs(temperature=0.7)])
-async def test_samples_of_two_rollouts_differ_and_a_run_finds_its_own(
-    path: Path, sampling: SamplingArgs
-) -> None:
+async def test_rollouts_have_separate_cache_entries(path: Path, sampling: SamplingArgs) -> None:
     client = CachingClient(Counting(), ResponseCache(path))
     answers = [await client.complete(request(sampling=sampling, seed=seed)) for seed in (1, 2, 1)]
     assert [each.message["content"] for each in answers] == ["1", "2", "1"]
@@ -104,7 +102,7 @@ async def test_samples_of_two_rollouts_differ_and_a_run_finds_its_own(
     await client.close()
 
 
-async def test_a_failure_is_not_kept(path: Path) -> None:
+async def test_failures_are_not_cached(path: Path) -> None:
     inner = Counting()
     client = CachingClient(inner, ResponseCache(path))
     for _ in range(2):
@@ -125,7 +123,7 @@ async def test_many_clients_share_a_file(path: Path) -> None:
         assert opened.execute("SELECT count(*) FROM responses").fetchone() == (20,)
 
 
-def test_a_file_that_is_no_cache_is_named(path: Path) -> None:
+def test_a_file_that_is_not_a_cache_is_named(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("something else, and long enough to be no empty database" * 100)
     client = CachingClient(Counting(), ResponseCache(path))
@@ -133,7 +131,7 @@ def test_a_file_that_is_no_cache_is_named(path: Path) -> None:
         asyncio.run(client.complete(request()))
 
 
-async def test_an_entry_that_cannot_be_read_is_asked_for_again(path: Path) -> None:
+async def test_an_unreadable_entry_is_requested_again(path: Path) -> None:
     cache = ResponseCache(path)
     inner = Counting()
     client = CachingClient(inner, cache)
@@ -145,14 +143,14 @@ async def test_an_entry_that_cannot_be_read_is_asked_for_again(path: Path) -> No
     await client.close()
 
 
-def test_only_its_owner_reads_the_file(path: Path) -> None:
+def test_the_cache_file_is_private(path: Path) -> None:
     cache = ResponseCache(path)
     cache.get(b"x")
     assert path.stat().st_mode & 0o077 == 0
     cache.close()
 
 
-def test_the_manifest_says_that_there_is_a_cache(path: Path) -> None:
+def test_the_manifest_records_the_use_of_a_cache(path: Path) -> None:
     described = CachingClient(Counting(), ResponseCache(path)).describe()
     assert described == {
         "kind": "Counting",

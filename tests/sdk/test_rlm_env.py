@@ -180,7 +180,7 @@ async def test_blocks_after_a_failed_one_are_not_run():
     assert rollout.reward == 1.0
 
 
-async def test_a_message_without_code_or_answer_is_told_what_to_do():
+async def test_a_message_without_code_or_answer_gets_instructions():
     rollout = await played(
         env(), ["hm", "FINAL_VAR(nothing)", block("x = 1") + "\nFINAL_VAR(y)", "FINAL(42)"]
     )
@@ -191,7 +191,7 @@ async def test_a_message_without_code_or_answer_is_told_what_to_do():
     assert rollout.reward == 1.0
 
 
-async def test_a_lost_process_is_told_and_the_context_comes_back():
+async def test_a_lost_process_is_reported_and_the_context_is_restored():
     replies = [block("x = 1\nimport os; os._exit(1)"), block("print(context, 'x' in globals())"), "FINAL(42)"]
     rollout = await played(env(), replies)
     assert "cell 1 ended the REPL's process; the REPL starts again" in rollout.completion[1]["content"]
@@ -241,7 +241,7 @@ async def test_a_subclass_may_compute_the_context():
     assert rollout.info["rlm"]["context_chars"] == 27
 
 
-async def test_the_authors_prompt_stays():
+async def test_the_prompt_of_the_author_is_kept():
     parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     environment = RLMEnv(dataset=[{"prompt": prompt, "context": "c"}])
@@ -253,7 +253,7 @@ async def test_the_authors_prompt_stays():
     assert (await played(own, ["FINAL(1)"])).prompt[0]["content"] == "Use the REPL."
 
 
-async def test_a_sub_call_with_a_context_gets_a_repl_of_its_own():
+async def test_a_sub_call_with_a_context_gets_its_own_repl():
     def sub(request):
         depth = request.rollout_id.rpartition("sub:")[2].count(".") + 1
         if depth == 2:
@@ -279,7 +279,7 @@ async def test_a_sub_call_with_a_context_gets_a_repl_of_its_own():
     assert (again.completion, again.info) == (rollout.completion, rollout.info)
 
 
-async def test_code_at_the_last_depth_may_not_ask():
+async def test_code_at_the_last_depth_cannot_make_sub_calls():
     environment = env(sub_calls=SubCallLimits(depth=0))
     rollout = await played(environment, [block("llm_query('x')"), "FINAL(42)"])
     assert "RuntimeError: code at this depth may not ask the model" in rollout.completion[1]["content"]
@@ -359,7 +359,7 @@ async def test_an_endpoint_that_fails_in_a_sub_call_fails_the_rollout():
     assert [call.answer for call in read_sub_calls(rollout)] == ["fine", None, "fine"]
 
 
-async def test_sub_calls_are_sampled_in_their_own_way():
+async def test_sub_calls_have_their_own_sampling_settings():
     seen = {}
 
     def script(request):
@@ -403,7 +403,7 @@ async def test_canceling_a_rollout_ends_its_processes():
 
 
 @pytest.mark.parametrize("hook", ["env_response", "final_answer_given", "setup_state", "tools", "close_repl"])
-async def test_a_fault_in_any_hook_fails_this_rollout_only(hook):
+async def test_an_error_in_a_hook_fails_only_its_rollout(hook):
     def broken(self, *_):
         raise RuntimeError("hook broke")
 
@@ -413,7 +413,7 @@ async def test_a_fault_in_any_hook_fails_this_rollout_only(hook):
     assert "hook broke" in rollout.failure.message
 
 
-async def test_batches_that_wait_for_everyone_do_not_wait_for_who_asks_through_code():
+async def test_batches_do_not_wait_for_rollouts_that_run_code():
     """A policy under training answers when every rollout waits; one whose code asks is waiting too."""
     sizes = []
 
@@ -451,12 +451,12 @@ async def test_batches_that_wait_for_everyone_do_not_wait_for_who_asks_through_c
     assert sum(sizes) == 3 * 4
 
 
-def test_wrong_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ConfigError, match="`interface` must be"):
         env(interface="telepathy")
 
 
-def test_a_damaged_record_is_told():
+def test_a_damaged_record_is_reported():
     rollout = Rollout(
         example_id="1", index=0, seed=0, prompt=[], completion=[], info={"rlm": {"sub_calls": [1]}}
     )
@@ -514,13 +514,13 @@ def test_code_is_read_from_text(text, blocks):
 
 
 @given(st.text())
-def test_no_text_breaks_the_reading(text):
+def test_any_text_is_read(text):
     assert isinstance(code_blocks(text), list)
     assert final_text(text) is None or "FINAL(" in text
     assert final_variable(text) is None or "FINAL_VAR(" in text
 
 
-def test_the_parser_finds_nothing_in_nothing():
+def test_the_parser_finds_nothing_in_an_empty_text():
     parser = FinalAnswerParser(extract_fn=str.upper)
     assert parser.parse_answer([]) is None
     assert parser.parse_answer([{"role": "user", "content": "hello"}]) is None

@@ -102,7 +102,7 @@ async def test_a_replay_stops_where_the_time_had_run_out(client):
     assert (again.stop_reason, again.reward, again.info) == (first.stop_reason, first.reward, first.info)
 
 
-async def test_a_timeout_of_the_authors_own_is_a_failure():
+async def test_a_timeout_raised_by_the_author_is_a_failure():
     class Broken(Echo):
         async def env_response(self, messages, state):
             raise TimeoutError("the author's own")

@@ -92,7 +92,7 @@ async def test_a_failed_rollout_is_a_failed_span(spans: InMemorySpanExporter, tm
 
 
 @pytest.mark.parametrize("variable", ["", "1"])
-def test_opentelemetry_is_imported_only_if_it_is_wanted(variable: str) -> None:
+def test_opentelemetry_is_imported_only_if_needed(variable: str) -> None:
     code = (
         "import sys; from wander.rollout.spans import rollout_spans\n"
         "from wander.wire import EnvironmentPin, ModelPin\n"

@@ -51,7 +51,7 @@ async def played_together(rubric, replies, rows=None):
 
 
 @given(st.lists(st.lists(st.tuples(VALUES, WEIGHTS), max_size=3), min_size=1, max_size=4))
-async def test_a_group_is_worth_the_sum_of_its_members(members):
+async def test_the_reward_of_a_group_is_the_sum_of_its_members(members):
     rubrics = [
         Rubric(
             [constant(value, f"f{place}") for place, (value, _) in enumerate(pairs)],
@@ -66,7 +66,7 @@ async def test_a_group_is_worth_the_sum_of_its_members(members):
     assert sorted(rollout.metrics.values()) == sorted(value for pairs in members for value, _ in pairs)
 
 
-async def test_functions_of_one_name_are_kept_apart():
+async def test_functions_with_equal_names_are_distinguished():
     group = RubricGroup(
         [Rubric([constant(1.0, "exact"), constant(5.0, "alone")]), Rubric([constant(2.0, "exact")], [0.5])]
     )
@@ -78,7 +78,7 @@ async def test_functions_of_one_name_are_kept_apart():
     assert set((await played(named)).metrics) == {"style.length", "facts.length"}
 
 
-async def test_groups_nest_and_take_functions_of_their_own():
+async def test_groups_nest_and_accept_their_own_functions():
     inner = RubricGroup([Rubric([length]), Rubric([length])])
     group = RubricGroup([inner, RubricGroup([Rubric([length]), Rubric([length])])])
     group.add_reward_func(constant(10.0, "own"), weight=2.0)
@@ -109,7 +109,7 @@ async def test_one_members_error_makes_the_reward_none_and_keeps_the_other_metri
     assert (rollout.failure.boundary, rollout.failure.type) == ("rubric", "RubricError")
 
 
-async def test_a_member_that_overrides_score_is_heard_under_its_name():
+async def test_a_member_that_overrides_score_is_reported_by_name():
     class Own(Rubric):
         async def score(self, state, parser=None):
             score = await super().score(state, parser)
@@ -132,7 +132,7 @@ async def test_closing_the_environment_closes_every_member():
     assert closed == members
 
 
-def test_an_empty_group_is_refused():
+def test_an_empty_group_is_rejected():
     with pytest.raises(ConfigError):
         RubricGroup([])
 
@@ -167,7 +167,7 @@ async def test_a_group_function_sees_the_whole_group():
     assert [rollout.index for rollout in rollouts] == [0, 1, 2]
 
 
-async def test_columns_come_as_lists_and_the_parser_as_itself():
+async def test_columns_are_lists_and_the_parser_is_shared():
     seen = {}
 
     async def compare(states, answers, level, parser, **everything):
@@ -206,7 +206,7 @@ async def test_a_failed_rollout_is_left_out_of_its_group():
         (lambda n: "ab", "for 2"),
     ],
 )
-async def test_a_result_that_does_not_fit_the_group_fails_all_of_it(result, said):
+async def test_a_result_of_the_wrong_length_fails_the_whole_group(result, said):
     def compare(states):
         return result(len(states))
 
@@ -215,7 +215,7 @@ async def test_a_result_that_does_not_fit_the_group_fails_all_of_it(result, said
     assert all(said in rollout.failure.message for rollout in rollouts)
 
 
-async def test_a_value_that_is_no_number_fails_its_rollout_alone():
+async def test_a_value_that_is_not_a_number_fails_only_its_rollout():
     def compare(states):
         return [1.0, math.nan]
 
@@ -224,7 +224,7 @@ async def test_a_value_that_is_no_number_fails_its_rollout_alone():
     assert rollouts[1].failure.boundary == "rubric"
 
 
-async def test_a_rollout_alone_is_not_scored_by_a_group_function():
+async def test_a_single_rollout_is_not_scored_by_a_group_function():
     rollout = await played(Rubric([longest]))
     assert rollout.reward is None
     assert rollout.failure.boundary == "rubric"
@@ -232,7 +232,7 @@ async def test_a_rollout_alone_is_not_scored_by_a_group_function():
 
 
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=5), WEIGHTS)
-async def test_without_group_functions_together_is_the_same_as_alone(replies, weight):
+async def test_without_group_functions_group_scoring_equals_single_scoring(replies, weight):
     rubric = Rubric([length, constant(0.5, "half")], [weight, 1.0])
     together = await played_together(rubric, replies)
     alone = [await played(rubric, reply) for reply in replies]
@@ -240,7 +240,7 @@ async def test_without_group_functions_together_is_the_same_as_alone(replies, we
     assert [each.metrics for each in together] == [each.metrics for each in alone]
 
 
-async def test_a_rubric_group_scores_groups_and_says_so():
+async def test_a_rubric_group_scores_groups():
     group = RubricGroup([Rubric([longest]), Rubric([longest, length], [0.5, 0.0])])
     assert environment(group).info.group_rewards
     assert not environment(Rubric([length])).info.group_rewards
@@ -249,7 +249,7 @@ async def test_a_rubric_group_scores_groups_and_says_so():
     assert set(rollouts[0].metrics) == {"1.longest", "2.longest", "length"}
 
 
-async def test_what_an_overridden_group_score_raises_is_on_record():
+async def test_exceptions_of_an_overridden_score_group_are_recorded():
     class Own(Rubric):
         async def score_group(self, states, parser=None):
             raise KeyError("lost")

@@ -43,7 +43,7 @@ async def test_values_are_injected_by_name():
     assert seen["task"] == "default"
 
 
-async def test_keyword_arguments_get_everything_and_defaults_hold_for_what_is_absent():
+async def test_keyword_arguments_get_all_values_and_defaults_apply():
     seen = {}
 
     def everything(answer, missing="kept", **rest):
@@ -65,7 +65,7 @@ async def test_a_column_cannot_hide_a_value_of_the_rollout_but_may_name_the_task
     assert (await scored(Rubric([look]), row=row)).reward == 1.0
 
 
-async def test_a_name_that_nothing_provides_is_told():
+async def test_an_unknown_argument_of_a_reward_function_is_named():
     def asks(completion, tempo):
         return 1.0
 
@@ -74,7 +74,7 @@ async def test_a_name_that_nothing_provides_is_told():
     assert "`asks` has a parameter `tempo`, which no rollout provides" in rollout.failure.message
 
 
-async def test_sync_async_partial_method_and_callable_object_count():
+async def test_every_kind_of_callable_can_be_a_reward_function():
     async def later(completion):
         await asyncio.sleep(0)
         return 1.0
@@ -158,7 +158,7 @@ async def test_a_function_that_raises_rubric_error_says_why():
     assert (failure.message, failure.retryable) == ("the verdict is unreadable", True)
 
 
-async def test_the_rubrics_own_parser_goes_before_the_environments():
+async def test_the_parser_of_the_rubric_overrides_that_of_the_environment():
     own = Parser()
     seen = []
 

@@ -50,7 +50,7 @@ def echo_environment(count: int = 10, rubric: Rubric | None = None) -> LocalEnvi
     )
 
 
-async def test_a_bad_row_fails_alone_and_is_named_unless_the_plan_is_strict(tmp_path):
+async def test_a_bad_row_fails_only_itself_unless_strict(tmp_path):
     bad = [{**row, "answer": "\ud800"} if row["answer"] in {"1", "3"} else row for row in rows(5)]
     environment = LocalEnvironment(SingleTurnEnv(eval_dataset=bad, rubric=Rubric([exact]), name="echo"))
     client = ScriptedClient(answer_of)
@@ -100,7 +100,7 @@ def _fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_RETRY_SECONDS", 0.001)
 
 
-async def test_every_rollout_is_played_recorded_and_summed_up(tmp_path: Path) -> None:
+async def test_every_rollout_is_played_recorded_and_summarized(tmp_path: Path) -> None:
     told: list[Progress] = []
     result = await run(
         tmp_path / "run", num_examples=4, rollouts_per_example=3, seed=5, on_progress=told.append
@@ -136,7 +136,7 @@ async def test_without_a_folder_the_rollouts_are_kept_in_memory() -> None:
     assert len(result.rollouts) == 10
 
 
-async def test_concurrency_is_bounded_and_used(chat_server: Any) -> None:
+async def test_concurrency_is_limited_and_used(chat_server: Any) -> None:
     chat_server.delay = 0.02
     client = OpenAIClient("m", chat_server.url)
     result = await run(None, client, echo_environment(40), concurrency=7)
@@ -145,7 +145,7 @@ async def test_concurrency_is_bounded_and_used(chat_server: Any) -> None:
     assert chat_server.most_in_flight == 7
 
 
-async def test_a_failed_rollout_is_data_and_its_siblings_go_on() -> None:
+async def test_a_failed_rollout_is_recorded_and_others_continue() -> None:
     def rubric(completion: list[dict[str, Any]], answer: str) -> float:
         if answer == "3":
             raise ZeroDivisionError("boom")
@@ -267,7 +267,7 @@ async def test_resume_plays_missing_and_failed_rollouts_only(tmp_path: Path) -> 
     assert content(tmp_path) == before
 
 
-async def test_a_run_that_died_just_before_its_end_is_closed(tmp_path: Path) -> None:
+async def test_a_run_killed_just_before_its_end_is_finished(tmp_path: Path) -> None:
     await run(tmp_path)
     folder = RunFolder.open(tmp_path)
     folder.resume()
@@ -332,7 +332,7 @@ async def test_shuffling_draws_from_the_whole_split_by_the_seed() -> None:
     assert max(int(name) for draw in draws for name in draw) > 10
 
 
-async def test_plans_that_make_no_sense_are_refused() -> None:
+async def test_contradictory_plans_are_rejected() -> None:
     for options in (
         {"rollouts_per_example": 0},
         {"concurrency": 0},
@@ -455,7 +455,7 @@ async def test_canceling_the_caller_keeps_what_finished(tmp_path: Path) -> None:
     assert len(folder.keys_done()) == 5
 
 
-async def test_an_endpoint_that_is_down_is_told_before_a_run_begins(
+async def test_an_unreachable_endpoint_is_reported_before_a_run_starts(
     tmp_path: Path, unused_tcp_port: int
 ) -> None:
     client = OpenAIClient("m", f"http://127.0.0.1:{unused_tcp_port}/v1", max_retries=0)
@@ -465,7 +465,7 @@ async def test_an_endpoint_that_is_down_is_told_before_a_run_begins(
     assert not (tmp_path / "run").exists()
 
 
-async def test_a_refused_key_ends_a_run_at_its_first_rollout(
+async def test_a_rejected_key_stops_a_run_at_its_first_rollout(
     tmp_path: Path, chat_server: Any, faults: dict[str, Any]
 ) -> None:
     chat_server.script = lambda body, number: faults["401"]
@@ -476,7 +476,7 @@ async def test_a_refused_key_ends_a_run_at_its_first_rollout(
     assert len(chat_server.requests) == 1
 
 
-async def test_a_model_that_never_answers_well_ends_a_run_early(
+async def test_a_model_without_valid_responses_stops_a_run_early(
     chat_server: Any, faults: dict[str, Any]
 ) -> None:
     chat_server.script = lambda body, number: faults["html"]
@@ -488,7 +488,7 @@ async def test_a_model_that_never_answers_well_ends_a_run_early(
     assert len(chat_server.requests) < 20
 
 
-async def test_an_endpoint_that_dies_ends_the_run_and_keeps_its_rollouts(
+async def test_a_dying_endpoint_stops_the_run_and_keeps_its_rollouts(
     tmp_path: Path, chat_server: Any
 ) -> None:
     client = OpenAIClient("m", chat_server.url, max_retries=0)
@@ -515,7 +515,7 @@ async def test_an_endpoint_that_dies_ends_the_run_and_keeps_its_rollouts(
     assert (result.summary.rollouts, result.summary.failed, result.summary.reward_mean) == (400, 0, 1.0)
 
 
-async def test_an_environment_that_cannot_come_back_ends_the_run() -> None:
+async def test_an_environment_that_cannot_restart_stops_the_run() -> None:
     class Gone(LocalEnvironment):
         async def play_request(self, request: RolloutRequest) -> list[Rollout]:
             failure = Failure(boundary="environment", type="WorkerLost", message="killed by SIGKILL")
@@ -529,7 +529,7 @@ async def test_an_environment_that_cannot_come_back_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("fault", ["500", "truncated", "cut_off", "error_in_200"])
-async def test_a_fault_now_and_then_costs_no_rollout(
+async def test_occasional_errors_lose_no_rollout(
     chat_server: Any, faults: dict[str, Any], fault: str
 ) -> None:
     def script(body: dict[str, Any], number: int) -> Any:
@@ -543,7 +543,7 @@ async def test_a_fault_now_and_then_costs_no_rollout(
     assert (result.summary.failed, result.summary.reward_mean) == (0, 1.0)
 
 
-async def test_a_full_disk_ends_the_run_and_keeps_what_was_written(
+async def test_a_full_disk_stops_the_run_and_keeps_written_rollouts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = RunFolder.append
@@ -584,7 +584,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_evaluation_resumes_where_it_was(tmp_path: Path, chat_server: Any) -> None:
+async def test_a_killed_evaluation_resumes(tmp_path: Path, chat_server: Any) -> None:
     chat_server.delay = 0.005
     halfway = asyncio.Event()
 
@@ -610,7 +610,7 @@ async def test_a_killed_evaluation_resumes_where_it_was(tmp_path: Path, chat_ser
     assert len(chat_server.requests) - before == 300 - len(kept)
 
 
-async def test_code_that_holds_up_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_code_that_blocks_the_event_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_SYNC_SECONDS", 0.01)
 
     def slow(completion: list[dict[str, Any]]) -> float:
@@ -625,7 +625,7 @@ async def test_code_that_holds_up_everything_is_noticed(monkeypatch: pytest.Monk
     assert result.longest_stall > 0.2
 
 
-async def test_what_an_evaluation_sets_for_the_process_is_taken_back() -> None:
+async def test_process_settings_are_restored_after_an_evaluation() -> None:
     usual = gc.get_threshold()
     during: list[int] = []
 

@@ -69,7 +69,9 @@ def ending(rollout: Rollout) -> tuple[Any, ...]:
         ("os.closerange(3, 1 << 10); os._exit(4)", "ended with status 4"),
     ],
 )
-async def test_who_ends_the_process_fails_and_the_others_finish(tmp_path: Path, code: str, said: str) -> None:
+async def test_a_rollout_that_ends_the_process_fails_and_others_finish(
+    tmp_path: Path, code: str, said: str
+) -> None:
     first, culprit, *others = await evaluated(
         tmp_path, [FINE, code, FINE, FINE], concurrency=4, max_retries=2
     )
@@ -82,7 +84,7 @@ async def test_who_ends_the_process_fails_and_the_others_finish(tmp_path: Path, 
 @pytest.mark.parametrize(
     "code", ["os.kill(os.getpid(), signal.SIGKILL)", pytest.param(EAT, marks=needs_groups)]
 )
-async def test_what_may_come_from_outside_is_nobodys_fault(tmp_path: Path, code: str) -> None:
+async def test_external_kills_are_blamed_on_no_rollout(tmp_path: Path, code: str) -> None:
     codes = [FINE, code, FINE, FINE]
     first, culprit, *others = await evaluated(tmp_path, codes, "memory=300M", concurrency=1, max_retries=0)
     assert ending(culprit) == ("environment", "WorkerLost", True)
@@ -90,7 +92,7 @@ async def test_what_may_come_from_outside_is_nobodys_fault(tmp_path: Path, code:
 
 
 @pytest.mark.full
-async def test_code_that_lets_nothing_go_on_is_named(tmp_path: Path) -> None:
+async def test_code_that_blocks_everything_is_named(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rollout_timeout": 1.0, "stall_seconds": 1.0}
     codes = [FINE, "time.sleep(10_000)"]
     async with confined(tmp_path, body=BODY, arguments={"codes": codes}, **options) as environment:

@@ -167,9 +167,7 @@ def hostile_files(place: Path, own: Path) -> dict[str, Any]:
 
 
 @needs_sandbox
-def test_nothing_that_a_package_puts_into_its_environment_shows_it_more(
-    place: Path, runtime: Runtime
-) -> None:
+def test_a_package_cannot_make_more_of_the_host_visible(place: Path, runtime: Runtime) -> None:
     own = Path(runtime.virtualenv)
     asked = [
         path for folder in (place / "hub", place / "home", Path("/etc/passwd")) for path in spellings(folder)
@@ -187,7 +185,7 @@ def test_nothing_that_a_package_puts_into_its_environment_shows_it_more(
 @given(
     st.binary(max_size=300), st.lists(st.sampled_from(["home", "=", " ", "/", "..", "\n", "/etc", "\0", "#"]))
 )
-def test_no_pyvenv_cfg_of_any_content_changes_what_is_shown(raw: bytes, words: list[str]) -> None:
+def test_pyvenv_cfg_does_not_change_what_is_visible(raw: bytes, words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         runtime = make_virtualenv(Path(name) / "own")
         before = choose_binds(runtime, None, [])
@@ -196,7 +194,7 @@ def test_no_pyvenv_cfg_of_any_content_changes_what_is_shown(raw: bytes, words: l
             assert choose_binds(runtime, None, []) == before
 
 
-def test_an_environment_is_shown_at_a_path_that_is_the_same_everywhere(place: Path, runtime: Runtime) -> None:
+def test_an_environment_has_the_same_path_in_every_sandbox(place: Path, runtime: Runtime) -> None:
     sees = choose_binds(runtime, None, [])
     assert sees.import_path == (f"{VIRTUALENV}/{runtime.site_packages}",)
     assert [bind.path for bind in sees.binds if bind.kind == "virtualenv"] == [VIRTUALENV]
@@ -205,7 +203,7 @@ def test_an_environment_is_shown_at_a_path_that_is_the_same_everywhere(place: Pa
     assert not any(str(place) in str(word) for word in words), "no path of the host is among the arguments"
 
 
-def test_this_interpreter_sees_its_packages_and_no_more() -> None:
+def test_the_interpreter_sees_only_its_packages() -> None:
     sees = choose_binds(None, None, ())
     assert sees.python == own_python()[0]
     assert any((Path(path) / "wander").is_dir() for path in sees.import_path)
@@ -223,7 +221,7 @@ KEPT_BACK = ["/", "/etc", "/home", "/root", "/tmp", "/proc", "/sys", "/dev", "/r
 
 
 @pytest.mark.parametrize("path", KEPT_BACK)
-def test_what_would_uncover_the_host_is_not_shown_however_it_is_spelled(path: str, tmp_path: Path) -> None:
+def test_folders_that_reveal_the_host_are_hidden_in_any_spelling(path: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(path)
     for spelling in (*spellings(Path(path)), str(tmp_path / "link"), f"{tmp_path}/link/."):
         for asked in ({"source": None, "read": [spelling]}, {"source": Path(spelling), "read": []}):
@@ -232,7 +230,9 @@ def test_what_would_uncover_the_host_is_not_shown_however_it_is_spelled(path: st
                     choose_binds(None, **asked)
 
 
-def test_homes_data_and_what_holds_them_are_not_shown(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_and_data_folders_and_their_parents_are_hidden(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(place / "home"))
     hide = [str(place / "hub" / "data"), str(place / "hub" / "virtualenvs")]
     refused = ("home", "hub", "hub/data", "hub/virtualenvs", "hub/virtualenvs/other", "hub/data/..")
@@ -247,7 +247,7 @@ def test_homes_data_and_what_holds_them_are_not_shown(place: Path, monkeypatch: 
     assert shown == {str(place / "home" / "project"), str(place / "home" / ".ssh")}
 
 
-def test_a_python_whose_prefix_holds_everything_is_refused(place: Path, runtime: Runtime) -> None:
+def test_a_python_installed_at_the_root_is_rejected(place: Path, runtime: Runtime) -> None:
     for prefix in ("/", "/home", str(place)):
         with pytest.raises(SandboxError, match="cannot be shown"):
             choose_binds(
@@ -258,7 +258,7 @@ def test_a_python_whose_prefix_holds_everything_is_refused(place: Path, runtime:
             )
 
 
-def test_what_is_gone_is_named(place: Path, runtime: Runtime) -> None:
+def test_missing_folders_are_named(place: Path, runtime: Runtime) -> None:
     gone = Runtime(str(place / "python"), runtime.prefix, runtime.version, runtime.virtualenv)
     with pytest.raises(SandboxError, match=f"`{place}/python` does not exist"):
         choose_binds(gone, None, [])
@@ -266,9 +266,7 @@ def test_what_is_gone_is_named(place: Path, runtime: Runtime) -> None:
 
 @needs_sandbox
 @pytest.mark.parametrize("target", ["/", "/proc/self/root", "hub/data", "home"])
-def test_a_link_that_is_put_in_place_while_the_sandbox_starts_shows_nothing(
-    target: str, place: Path, runtime: Runtime
-) -> None:
+def test_a_link_created_during_the_start_reveals_nothing(target: str, place: Path, runtime: Runtime) -> None:
     own = Path(runtime.virtualenv)
 
     def swap() -> None:
@@ -285,9 +283,7 @@ def test_a_link_that_is_put_in_place_while_the_sandbox_starts_shows_nothing(
 
 
 @needs_sandbox
-def test_another_folder_in_the_place_of_one_that_was_looked_at_is_not_shown(
-    place: Path, runtime: Runtime
-) -> None:
+def test_a_folder_replaced_after_its_check_is_not_visible(place: Path, runtime: Runtime) -> None:
     def swap() -> None:
         Path(runtime.virtualenv).rename(place / "moved")
         (place / "home").rename(runtime.virtualenv)
@@ -297,7 +293,7 @@ def test_another_folder_in_the_place_of_one_that_was_looked_at_is_not_shown(
 
 
 @pytest.mark.skipif("os.geteuid() != 0", reason="this is an ordinary user already")
-def test_all_of_this_holds_for_an_ordinary_user() -> None:
+def test_everything_is_also_hidden_for_an_ordinary_user() -> None:
     user = 61_235
     become = [sys.executable, "-I", str(ROOT / "tests" / "harness" / "ordinary_user.py"), str(user)]
     tried = subprocess.run([*become, sys.executable, "-c", ""], capture_output=True, text=True, check=False)

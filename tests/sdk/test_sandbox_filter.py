@@ -55,7 +55,7 @@ def name(request) -> str:
 
 
 @pytest.mark.parametrize("watchers", [True, False])
-def test_denied_calls_are_refused_and_others_allowed(name, watchers):
+def test_denied_system_calls_fail_and_others_work(name, watchers):
     column = MACHINES[name].column
     all_denied = DENIED if watchers else DENIED | WATCHERS
     denied = {numbers[column] for numbers in all_denied.values()} - {None}
@@ -69,13 +69,13 @@ def test_denied_calls_are_refused_and_others_allowed(name, watchers):
     assert not denied & special
 
 
-def test_what_is_newer_does_not_exist(name):
+def test_newer_system_calls_do_not_exist(name):
     assert verdict(name, NEWEST + 1) == refused(errno.ENOSYS)
     assert verdict(name, 100_000) == refused(errno.ENOSYS)
     assert verdict(name, judged(name, "clone3")) == refused(errno.ENOSYS)
 
 
-def test_calls_of_other_machines_kill(name):
+def test_system_calls_of_other_architectures_kill_the_process(name):
     for other in {each.audit for each in MACHINES.values()} | {0x40000003, 0x40000028}:
         expected = ALLOW if other == MACHINES[name].audit else KILL
         assert verdict(name, NEWEST, audit=other) == expected
@@ -83,7 +83,7 @@ def test_calls_of_other_machines_kill(name):
     assert verdict("x86_64", 0xFFFFFFFF) == KILL
 
 
-def test_clone_makes_no_namespace(name):
+def test_clone_cannot_create_namespaces(name):
     clone = judged(name, "clone")
     assert verdict(name, clone, 0x01200011) == ALLOW  # fork
     assert verdict(name, clone, 0x003D0F00) == ALLOW  # a thread
@@ -95,7 +95,7 @@ def test_clone_makes_no_namespace(name):
 
 
 @pytest.mark.parametrize("request_number", [0x5412, 0x541C, 0x5423])
-def test_nothing_is_typed_into_terminals(name, request_number):
+def test_input_cannot_be_injected_into_terminals(name, request_number):
     ioctl = judged(name, "ioctl")
     assert verdict(name, ioctl, 0, request_number) == refused(errno.EPERM)
     assert verdict(name, ioctl, 0, request_number | 0xABCD << 32) == refused(errno.EPERM)
@@ -111,7 +111,7 @@ def test_no_program_outside_waits_for_a_file(name, request_number):
         assert verdict(name, fcntl, 3, harmless) == ALLOW
 
 
-def test_sockets_are_of_tcp_and_pairs_are_connected(name):
+def test_only_tcp_sockets_and_connected_pairs_are_allowed(name):
     socket, pair = judged(name, "socket"), judged(name, "socketpair")
     for family in range(50):
         for kind in (STREAM, DATAGRAM, 3, SEQPACKET, 6, 10):
@@ -129,21 +129,21 @@ def test_sockets_are_of_tcp_and_pairs_are_connected(name):
     assert verdict(name, pair, AF_UNIX, DATAGRAM | CLOEXEC) == refused(errno.EPERM)
 
 
-def test_messages_go_to_no_address(name):
+def test_messages_cannot_be_sent_to_addresses(name):
     sendto = judged(name, "sendto")
     assert verdict(name, sendto, 3, 0, 10, 0, 0) == ALLOW
     assert verdict(name, sendto, 3, 0, 10, 0, 0x7FFF0000) == refused(errno.EPERM)
     assert verdict(name, sendto, 3, 0, 10, 0, 1 << 40) == refused(errno.EPERM)
 
 
-def test_the_kernel_takes_a_program_of_this_size(name):
+def test_the_kernel_accepts_a_filter_of_this_size(name):
     longest = program(MACHINES[name], watchers=False)
     assert len(compile_filter(MACHINES[name])) <= 8 * len(longest)
     assert len(longest) < 4096
 
 
 @pytest.mark.skipif(ctypes.util.find_library("seccomp") is None, reason="libseccomp is not installed")
-def test_the_numbers_are_those_of_libseccomp(name):
+def test_system_call_numbers_match_libseccomp(name):
     library = ctypes.CDLL(ctypes.util.find_library("seccomp"))
     audit = MACHINES[name].audit
     for call, numbers in {**DENIED, **WATCHERS, **JUDGED}.items():
@@ -153,7 +153,7 @@ def test_the_numbers_are_those_of_libseccomp(name):
         assert theirs in (ours, -1) or (ours is None and theirs < -1), call
 
 
-def test_process_1_goes_with_its_host(name):
+def test_process_1_exits_with_its_host(name):
     prctl = judged(name, "prctl")
     for signal_number in (0, 1, 15, 17, 64, 9 | 256):
         assert verdict(name, prctl, 1, signal_number) == refused(0)  # does nothing, and succeeds

@@ -35,7 +35,7 @@ answer = sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child i
 
 
 @needs_groups
-async def test_memory_of_one_process(tmp_path):
+async def test_memory_of_one_process_is_limited(tmp_path):
     async with confined(tmp_path, "memory=300M") as environment:
         rollout = await played(environment, EAT)
         assert rollout.failure is not None
@@ -46,7 +46,7 @@ async def test_memory_of_one_process(tmp_path):
 
 @pytest.mark.full
 @needs_groups
-async def test_memory_of_all_processes_together(tmp_path):
+async def test_memory_of_all_processes_together_is_limited(tmp_path):
     async with confined(tmp_path, "memory=300M") as environment:
         rollout = await played(environment, EAT_IN_CHILDREN)
         if rollout.failure is None:
@@ -55,7 +55,7 @@ async def test_memory_of_all_processes_together(tmp_path):
             assert "out of memory" in rollout.failure.message
 
 
-async def test_memory_where_there_are_no_control_groups(tmp_path, monkeypatch):
+async def test_memory_is_limited_without_control_groups(tmp_path, monkeypatch):
     monkeypatch.setattr("wander.worker.process.sandboxed.new_control_group", lambda policy: ControlGroup())
     async with confined(tmp_path, "memory=768M") as environment:
         rollout = await played(environment, EAT)
@@ -65,7 +65,7 @@ async def test_memory_where_there_are_no_control_groups(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-async def test_processor_time(tmp_path):
+async def test_processor_time_is_limited(tmp_path):
     async with confined(tmp_path, "cpu=3") as environment:
         rollout = await played(environment, "while True: pass")
         assert rollout.failure is not None
@@ -82,7 +82,7 @@ OVERTIME = {
 
 
 @pytest.mark.full
-async def test_time_of_a_rollout(tmp_path):
+async def test_the_time_of_a_rollout_is_limited(tmp_path):
     async def overtime(name: str, code: str) -> None:
         (tmp_path / name).mkdir()
         async with confined(tmp_path / name, "rollout=5") as environment:
@@ -106,7 +106,7 @@ if os.fork() == 0:
 """
 
 
-async def test_a_fork_bomb_stays_small_and_ends_with_its_worker(tmp_path, monkeypatch):
+async def test_a_fork_bomb_is_limited_and_ends_with_its_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("SANDBOX_TEST_BOMB", f"bomb-{os.getpid()}-{tmp_path.name}")
     mark = os.environ["SANDBOX_TEST_BOMB"]
     async with confined(tmp_path, "processes=40", environ=["SANDBOX_TEST_BOMB"]) as environment:
@@ -121,7 +121,7 @@ async def test_a_fork_bomb_stays_small_and_ends_with_its_worker(tmp_path, monkey
     assert await none_left(mark)
 
 
-async def test_children_that_hide_end_with_their_worker(tmp_path, monkeypatch):
+async def test_detached_children_end_with_their_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("SANDBOX_TEST_HIDDEN", f"hidden-{os.getpid()}-{tmp_path.name}")
     mark = os.environ["SANDBOX_TEST_HIDDEN"]
     async with confined(tmp_path, environ=["SANDBOX_TEST_HIDDEN"]) as environment:
@@ -143,7 +143,7 @@ async def test_a_flood_of_output_is_cut(tmp_path):
     assert len(log) < 65536 + 100
 
 
-async def test_what_is_printed_stands_in_the_log(tmp_path):
+async def test_printed_output_is_in_the_log(tmp_path):
     async with confined(tmp_path) as environment:
         assert (
             await answered(environment, "print('to stdout'); os.system('echo from a child'); answer = 0") == 0
@@ -151,7 +151,7 @@ async def test_what_is_printed_stands_in_the_log(tmp_path):
     assert (tmp_path / "worker.log").read_text() == "to stdout\nfrom a child\n"
 
 
-async def test_a_crash_while_loading_is_the_environments(tmp_path):
+async def test_a_crash_while_loading_has_the_environment_boundary(tmp_path):
     with pytest.raises(LoadError, match="ended with status 7 before it was loaded") as raised:
         async with confined(tmp_path, arguments={"at_load": "print('last words'); os._exit(7)"}):
             pass
@@ -159,13 +159,13 @@ async def test_a_crash_while_loading_is_the_environments(tmp_path):
 
 
 @pytest.mark.full
-async def test_loading_has_an_end(tmp_path):
+async def test_loading_has_a_time_limit_in_the_sandbox(tmp_path):
     with pytest.raises(LoadError, match="not loaded within 3 s"):
         async with confined(tmp_path, arguments={"at_load": "time.sleep(600)"}, startup_timeout=3.0):
             pass
 
 
-async def test_control_groups_do_not_pile_up(tmp_path, monkeypatch):
+async def test_control_groups_are_removed(tmp_path, monkeypatch):
     made: list[Path] = []
 
     def recorded(policy: SandboxPolicy) -> ControlGroup:

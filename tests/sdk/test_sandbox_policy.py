@@ -36,11 +36,11 @@ Kernel = namedtuple("Kernel", "machine release")
         ("processes=16", "processes", 16),
     ],
 )
-def test_limits_are_read_as_people_write_them(pair, field, value):
+def test_limits_are_read_with_units(pair, field, value):
     assert getattr(parse_limits([pair]), field) == value
 
 
-def test_limits_add_up_and_folders_too(tmp_path):
+def test_limits_and_folders_are_merged(tmp_path):
     words = ["memory=1G", f"read={tmp_path}", "read=/usr", f"hide={tmp_path}"]
     policy = parse_limits(words, SandboxPolicy(processes=20))
     assert (policy.memory, policy.processes, policy.read) == (1 << 30, 20, (str(tmp_path), "/usr"))
@@ -59,12 +59,12 @@ def test_limits_add_up_and_folders_too(tmp_path):
         ("processes=2.5", "processes"),
     ],
 )
-def test_a_limit_that_is_none_is_refused(pair, part):
+def test_an_invalid_limit_is_rejected(pair, part):
     with pytest.raises(ConfigError, match=part):
         parse_limits([pair])
 
 
-def test_the_digest_names_limits_and_not_places(tmp_path):
+def test_the_digest_depends_on_limits_but_not_on_folders(tmp_path):
     machine = MACHINES["x86_64"]
     one = profile_digest(SandboxPolicy(), machine)
     assert one == profile_digest(SandboxPolicy(read=("/usr",)), machine)
@@ -83,7 +83,7 @@ def test_time_of_the_model_does_not_count():
     assert own.find_overdue({1: 1, 2: 4}) == {1}
 
 
-def test_sizes_are_told_in_words():
+def test_sizes_are_printed_with_units():
     assert [size_in_words(each) for each in (5, 2048, 300 << 20, 3 << 29)] == [
         "5 bytes",
         "2 KiB",
@@ -109,7 +109,7 @@ async def test_a_full_log_stays_full(tmp_path):
     assert (tmp_path / "log").read_bytes() == full + note
 
 
-async def test_a_log_that_nobody_closes_is_let_go(tmp_path):
+async def test_an_unclosed_log_is_released(tmp_path):
     reading, writing = os.pipe()
     log = CappedLog(reading, tmp_path / "log", 100)
     os.write(writing, b"kept")
@@ -132,7 +132,7 @@ def own_groups(monkeypatch: pytest.MonkeyPatch, **groups: str) -> None:
     monkeypatch.setattr("wander.sandbox.control_groups._own_groups", lambda: named)
 
 
-def test_version_2_takes_the_nearest_group_that_hands_limits_on(tree, monkeypatch):
+def test_version_2_uses_the_nearest_group_with_delegated_limits(tree, monkeypatch):
     own_groups(monkeypatch, unified="/user.slice/app.slice/shell.scope")
     for path, handed in (
         ("", "memory pids"),
@@ -155,7 +155,7 @@ def test_version_2_takes_the_nearest_group_that_hands_limits_on(tree, monkeypatc
     assert group.memory_bound == "cgroup"
 
 
-def test_a_group_that_cannot_be_joined_is_none(tree, monkeypatch):
+def test_a_group_that_cannot_be_joined_is_not_used(tree, monkeypatch):
     own_groups(monkeypatch, unified="/")
     (tree / "cgroup.controllers").write_text("memory pids")
     (tree / "cgroup.subtree_control").write_text("memory pids")
@@ -167,7 +167,7 @@ def test_a_group_that_cannot_be_joined_is_none(tree, monkeypatch):
     assert new_control_group(small(), tree).memory_bound == "process"
 
 
-def test_version_1_takes_a_group_of_each_kind(tree, monkeypatch):
+def test_version_1_uses_a_group_of_each_controller(tree, monkeypatch):
     own_groups(monkeypatch, memory="/box", pids="/")
     for path in ("memory/box", "pids"):
         (tree / path).mkdir(parents=True)
@@ -179,7 +179,7 @@ def test_version_1_takes_a_group_of_each_kind(tree, monkeypatch):
     assert (pids / "pids.max").read_text() == "72"
 
 
-def test_without_groups_each_process_is_bounded_by_itself(tree, monkeypatch):
+def test_without_groups_each_process_has_its_own_limit(tree, monkeypatch):
     own_groups(monkeypatch, unified="/")
     group = new_control_group(small(), tree)
     assert group == ControlGroup()
@@ -201,7 +201,7 @@ def test_scopes_of_systemd_are_the_last_resort(tree, monkeypatch):
     assert group.prefix[-1] == "--"
 
 
-def test_groups_of_hosts_that_were_killed_are_swept(tree, monkeypatch):
+def test_groups_of_killed_hosts_are_removed(tree, monkeypatch):
     own_groups(monkeypatch, unified="/")
     (tree / "cgroup.controllers").write_text("memory pids")
     (tree / "cgroup.subtree_control").write_text("memory pids")
@@ -241,7 +241,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_where_there_can_be_no_sandbox_the_remedy_is_named(name, monkeypatch):
+def test_without_sandbox_support_the_fix_is_named(name, monkeypatch):
     where, value, message, hint = REFUSALS[name]
     monkeypatch.setattr("wander.sandbox.support.sys.platform", "linux")
     monkeypatch.setattr("wander.sandbox.support.os.uname", lambda: Kernel("x86_64", "6.1.0"))
@@ -267,7 +267,7 @@ def package(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_a_bubblewrap_that_is_too_old_gives_way_to_the_package(package, monkeypatch):
+def test_the_package_replaces_an_outdated_bubblewrap(package, monkeypatch):
     old = package / "old"
     old.write_text("#!/bin/sh\necho bubblewrap 0.8.0 --disable-userns --size\n")
     old.chmod(0o755)
@@ -275,7 +275,7 @@ def test_a_bubblewrap_that_is_too_old_gives_way_to_the_package(package, monkeypa
     assert support.require_support().bwrap == str(package / support.PACKAGE / "_bin" / "bwrap")
 
 
-def test_a_package_with_other_files_than_this_release_knows_is_refused(package):
+def test_a_package_with_unknown_files_is_rejected(package):
     program = package / support.PACKAGE / "_bin" / "bwrap"
     program.write_bytes(program.read_bytes() + b"\0")
     with pytest.raises(SandboxError, match="differs from the file that this release") as raised:
@@ -284,7 +284,7 @@ def test_a_package_with_other_files_than_this_release_knows_is_refused(package):
 
 
 @needs_sandbox
-def test_the_package_holds_a_sandbox_also_without_the_run_bit(package):
+def test_the_packaged_bubblewrap_works_without_the_executable_bit(package):
     """As an ordinary user starts it; root has a copy made."""
     program = package / support.PACKAGE / "_bin" / "bwrap"
     program.chmod(0o644)
@@ -295,13 +295,13 @@ def test_the_package_holds_a_sandbox_also_without_the_run_bit(package):
         program.chmod(0o755)
 
 
-def test_a_known_fault_of_bubblewrap_is_told():
+def test_a_known_error_of_bubblewrap_is_explained():
     command = ("/usr/bin/bwrap",)
     old = support.Support(command[0], command, {}, (0, 8, 0), MACHINES["x86_64"], as_root=False)
     assert "CVE-2026-87766" in (old.warning or "")
 
 
-def test_root_without_other_users_is_refused(tmp_path, monkeypatch):
+def test_root_without_other_users_is_rejected(tmp_path, monkeypatch):
     (tmp_path / "uid_map").write_text("         0       1000          1\n         1     100000      65536\n")
     monkeypatch.setattr("wander.sandbox.support._USERS", str(tmp_path / "uid_map"))
     with pytest.raises(SandboxError, match="cannot become another user"):
@@ -334,7 +334,7 @@ def test_root_without_its_rights_is_explained():
     assert "CAP_SYS_ADMIN" in (error.hint or "")
 
 
-def test_other_faults_of_bubblewrap_are_told_as_they_are():
+def test_other_errors_of_bubblewrap_are_printed_unchanged():
     error = support.explain_failure("bwrap: Can't find source path /x: No such file or directory")
     assert "Can't find source path /x" in str(error)
     assert error.hint == "`wander sandbox check` shows what works here"

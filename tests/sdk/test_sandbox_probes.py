@@ -42,12 +42,12 @@ def outcomes(tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", probes())
-def test_the_sandbox_stops(name, outcomes):
+def test_the_sandbox_stops_every_probe(name, outcomes):
     outcome = outcomes[name]
     assert outcome["held"], f"{name}: {outcome['how']}"
 
 
-def test_calls_are_stopped_by_the_filter_and_not_by_chance(outcomes):
+def test_calls_are_stopped_by_the_filter(outcomes):
     calls = {name: each["how"] for name, each in outcomes.items() if name.startswith("call ")}
     assert len(calls) > 70
     assert set(calls.values()) <= {"EPERM", "ENOSYS"}
@@ -76,7 +76,7 @@ def test_the_self_test_reports_what_it_tried():
     assert len(report.profile_sha256) == 64
 
 
-def test_the_self_test_tells_why_there_is_no_sandbox(monkeypatch):
+def test_the_self_test_explains_a_missing_sandbox(monkeypatch):
     monkeypatch.setattr("wander.sandbox.bubblewrap._ISOLATION", ("--no-such-option",))
     with pytest.raises(SandboxError, match="no-such-option"):
         check_sandbox()

@@ -60,7 +60,7 @@ async def rollouts_of(name: str, client: Any, log: Path, **options: Any) -> list
 
 
 @pytest.mark.parametrize(("name", "client"), [("tictactoe", moving), ("reverse_text", reversing)])
-async def test_rollouts_are_the_same_bit_for_bit_inside_and_outside(name, client, tmp_path):
+async def test_rollouts_are_equal_inside_and_outside_of_the_sandbox(name, client, tmp_path):
     outside = await rollouts_of(name, client, tmp_path / "outside.log")
     inside = await rollouts_of(name, client, tmp_path / "inside.log", sandbox=small())
     assert [each["failure"] for each in outside] == [None] * 12
@@ -91,7 +91,7 @@ def load_environment():
 '''
 
 
-async def test_judges_of_the_environment_ask_through_the_host(tmp_path, chat_server, monkeypatch):
+async def test_judges_of_the_environment_call_through_the_host(tmp_path, chat_server, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", chat_server.url)
     monkeypatch.setenv("OPENAI_API_KEY", "the-hosts-own-key")
     chat_server.script = lambda body, number: "yes" if body["model"] == "judge" else "Paris"
@@ -109,7 +109,7 @@ async def test_judges_of_the_environment_ask_through_the_host(tmp_path, chat_ser
     assert {headers["Authorization"] for headers in chat_server.headers} == {"Bearer the-hosts-own-key"}
 
 
-async def test_other_clients_reach_the_endpoint_and_nothing_else(tmp_path, chat_server):
+async def test_other_clients_reach_only_the_endpoint(tmp_path, chat_server):
     async with confined(tmp_path) as environment:
         code = """
         import http.client, socket, urllib.parse
@@ -132,7 +132,7 @@ async def test_other_clients_reach_the_endpoint_and_nothing_else(tmp_path, chat_
         assert await answered(environment, text) == [401, True, *closed]
 
 
-async def test_no_folder_and_no_socket_of_the_host_is_among_the_descriptors(tmp_path):
+async def test_no_folder_or_socket_of_the_host_is_inherited(tmp_path):
     code = """
     import socket, stat
     answer = []
@@ -217,7 +217,7 @@ def load_environment():
 """
 
 
-async def test_servers_of_tools_work_over_pipes(tmp_path):
+async def test_tool_servers_work_over_pipes(tmp_path):
     call = {"id": "a", "type": "function", "function": {"name": "say", "arguments": "{}"}}
     async with confined(tmp_path, f"read={SERVER}", body=MCP) as environment:
         (example,) = await environment.examples("eval")
@@ -227,7 +227,7 @@ async def test_servers_of_tools_work_over_pipes(tmp_path):
         assert "bare 1" in str(rollout.completion[1]["content"])
 
 
-async def test_several_workers_are_confined_apart(tmp_path):
+async def test_several_workers_have_separate_sandboxes(tmp_path):
     kinds = ("pid", "net", "mnt", "ipc", "user")
     code = f"answer = [os.readlink('/proc/self/ns/' + kind) for kind in {kinds}]"
     all_under_way = asyncio.Barrier(4)
@@ -262,7 +262,7 @@ async def test_threads_pools_and_shared_memory_work(tmp_path):
         assert await answered(environment, textwrap.dedent(code)) == [1, 2, 3, 4]
 
 
-def test_the_endpoints_port_is_not_drawn_for_the_control_socket():
+def test_the_control_socket_never_gets_the_port_of_the_endpoint():
     code = """
     import fcntl, socket, struct
     from wander.sandbox import inside
@@ -286,7 +286,7 @@ def test_the_endpoints_port_is_not_drawn_for_the_control_socket():
     subprocess.run(words, check=True)
 
 
-async def test_surroundings_are_drawn_for_each_and_variables_few(tmp_path, monkeypatch):
+async def test_each_sandbox_has_random_surroundings_and_few_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("SANDBOX_TEST_NAMED", "told")
     monkeypatch.setenv("SANDBOX_TEST_SECRET", "untold")
     code = """
@@ -305,7 +305,7 @@ async def test_surroundings_are_drawn_for_each_and_variables_few(tmp_path, monke
     assert not {"SANDBOX_TEST_SECRET", "USERNAME", "SHELL", "TMPDIR"} & set(found[0][1])
 
 
-async def test_a_module_sees_nothing_beside_it_and_a_shown_folder_is_read_only(tmp_path):
+async def test_neighboring_files_are_hidden_and_visible_folders_are_read_only(tmp_path):
     (tmp_path / "beside.txt").write_text("private")
     (tmp_path / "shown").mkdir()
     (tmp_path / "shown" / "rows.txt").write_text("rows")
@@ -447,7 +447,7 @@ answer = sent
 """
 
 
-async def test_descriptors_under_way_in_one_sandbox_keep_no_other_from_starting(tmp_path):
+async def test_descriptors_in_flight_do_not_block_other_sandboxes(tmp_path):
     (tmp_path / "other").mkdir()
     async with confined(tmp_path) as flooding:
         assert await answered(flooding, FLOOD) >= 1000
@@ -480,7 +480,7 @@ def ordinary_user() -> Iterator[tuple[Path, Callable[..., str]]]:
 
 
 @pytest.mark.skipif("os.geteuid() != 0", reason="this is an ordinary user already")
-def test_an_ordinary_user_has_a_sandbox_too():
+def test_the_sandbox_works_for_an_ordinary_user():
     with ordinary_user() as (folder, run):
         assert run(*host(folder, 0)) == "0\n"
 
@@ -507,7 +507,7 @@ def test_a_sandbox_does_not_need_large_pipes():
 
 
 @pytest.mark.skipif("os.geteuid() != 0", reason="needs a user without other processes")
-def test_a_package_uses_up_nothing_that_the_kernel_counts_for_an_ordinary_user():
+def test_a_package_cannot_exhaust_kernel_limits_of_the_user():
     with ordinary_user() as (folder, run):
         script = str(ROOT / "tests" / "harness" / "user_counts.py")
         inside, outside = json.loads(run(sys.executable, script, str(folder)))
@@ -517,7 +517,7 @@ def test_a_package_uses_up_nothing_that_the_kernel_counts_for_an_ordinary_user()
     assert {error for _, error in outside.values()} == {None}
 
 
-async def test_files_that_are_roots_alone_are_refused_with_the_remedy(tmp_path):
+async def test_files_readable_only_by_root_are_rejected_with_a_hint(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("an ordinary user's sandbox reads what the user does")
     (tmp_path / "private").mkdir(mode=0o700)
@@ -528,7 +528,7 @@ async def test_files_that_are_roots_alone_are_refused_with_the_remedy(tmp_path):
 
 
 @pytest.mark.full
-async def test_a_sandbox_that_cannot_be_built_is_no_fault_of_the_environment(tmp_path, monkeypatch):
+async def test_a_failed_sandbox_start_is_not_blamed_on_the_environment(tmp_path, monkeypatch):
     monkeypatch.setattr("wander.sandbox.bubblewrap._ISOLATION", ("--no-such-option",))
     open_files = []
     for _ in range(3):
@@ -539,7 +539,7 @@ async def test_a_sandbox_that_cannot_be_built_is_no_fault_of_the_environment(tmp
     assert len(set(open_files)) == 1, "nothing is left open"
 
 
-async def test_when_the_next_worker_cannot_be_confined_the_sandbox_is_named(tmp_path, monkeypatch):
+async def test_a_failed_sandbox_restart_is_named(tmp_path, monkeypatch):
     async with confined(tmp_path) as environment:
         example: Example = (await environment.examples("eval"))[0]
 
@@ -556,7 +556,7 @@ async def test_when_the_next_worker_cannot_be_confined_the_sandbox_is_named(tmp_
         assert rollout.failure.message == "bubblewrap is not installed"
 
 
-async def test_a_worker_that_says_what_is_no_message_is_ended(tmp_path):
+async def test_a_worker_with_invalid_messages_is_stopped(tmp_path):
     body = """
     import contextlib, os
     for descriptor in range(3, 30):
@@ -568,7 +568,7 @@ async def test_a_worker_that_says_what_is_no_message_is_ended(tmp_path):
             pass
 
 
-async def test_a_server_of_the_environment_is_reached_inside(tmp_path):
+async def test_a_server_of_the_environment_is_reachable_inside(tmp_path):
     """Tool servers of `verifiers.v1` bind to loopback, in this process or in one that it starts."""
     code = """
     import http.server, socket, threading, urllib.request

@@ -32,7 +32,7 @@ async def test_replies_come_in_order_and_run_out():
         await client.complete(request())
 
 
-async def test_every_rollout_reads_from_the_start():
+async def test_every_rollout_starts_at_the_first_reply():
     client = ScriptedClient(["a", "b"])
     env = Talk([{"question": "q"}], max_turns=2)
     example = env.dataset()[0]
@@ -57,7 +57,7 @@ async def test_a_reply_may_be_text_a_message_or_a_response():
     assert (await ScriptedClient("one").complete(request())).message["content"] == "one"
 
 
-async def test_functions_sync_and_async_see_the_request():
+async def test_sync_and_async_functions_get_the_request():
     async def later(asked):
         await asyncio.sleep(0)
         return f"{asked.turn}"
@@ -68,7 +68,7 @@ async def test_functions_sync_and_async_see_the_request():
     assert shout.describe() == {"kind": "ScriptedClient", "model": "shouter"}
 
 
-async def test_what_a_function_raises_is_the_models_failure():
+async def test_exceptions_of_a_function_have_the_model_boundary():
     def broken(asked):
         raise ValueError("oops")
 
@@ -125,7 +125,7 @@ async def test_a_script_is_run_by_its_name(player, spec, said):
     assert client.model == f"scripted:{spec.removeprefix('scripted:')}"
 
 
-async def test_a_function_that_makes_players_is_no_player(player):
+async def test_a_function_that_returns_players_is_not_a_player(player):
     client = scripted_client_from_spec("scripted:spec_player:repeat")  # the request would be its `times`
     with pytest.raises(ModelError, match="must be text, a message or a response, got `function`") as caught:
         await client.complete(request())
@@ -153,7 +153,7 @@ async def test_a_script_is_run_from_its_file(player):
         ("spec_player:broken", ConfigError, "is not a function of a request: too many"),
     ],
 )
-def test_a_script_that_cannot_be_run_is_told(player, spec, error, said):
+def test_an_invalid_script_is_reported(player, spec, error, said):
     with pytest.raises(error) as caught:
         scripted_client_from_spec(spec)
     assert said in str(caught.value)

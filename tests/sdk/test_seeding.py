@@ -49,13 +49,13 @@ def test_different_parts_give_different_seeds(first, second):
     assert (derived_seed(*first) == derived_seed(*second)) == same
 
 
-def test_parts_are_not_run_together():
+def test_seed_parts_are_separated():
     assert derived_seed("ab", "c") != derived_seed("a", "bc") != derived_seed("abc")
     assert derived_seed(1) != derived_seed("1") != derived_seed(True)
     assert derived_seed(["a"]) != derived_seed("a")
 
 
-def test_what_is_no_json_value_is_refused():
+def test_values_that_are_not_json_are_rejected():
     with pytest.raises(TypeError):
         derived_seed({1, 2})
     with pytest.raises(ValueError, match="JSON"):

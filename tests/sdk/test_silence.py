@@ -149,7 +149,9 @@ async def noticed(folder: Path, place: str, *, sync: bool, worker: bool) -> list
 
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-async def test_the_place_in_this_process_is_named(tmp_path: Path, place: str, *, sync: bool) -> None:
+async def test_the_blocking_function_in_this_process_is_named(
+    tmp_path: Path, place: str, *, sync: bool
+) -> None:
     first, *_ = await noticed(tmp_path, place, sync=sync, worker=False)
     assert (first.place, first.examples) == (place, ["1"])
     assert first.seconds >= 0.1
@@ -164,13 +166,15 @@ async def test_the_place_in_this_process_is_named(tmp_path: Path, place: str, *,
         pytest.param("setup_state", True, marks=pytest.mark.full),
     ],
 )
-async def test_the_place_in_a_worker_is_named_once(tmp_path: Path, place: str, *, sync: bool) -> None:
+async def test_the_blocking_function_in_a_worker_is_named_once(
+    tmp_path: Path, place: str, *, sync: bool
+) -> None:
     found = await noticed(tmp_path, place, sync=sync, worker=True)
     assert (found[-1].place, found[-1].examples) == (place, ["1"])
     assert len({each.place for each in found}) == len(found)
 
 
-async def test_a_place_that_the_worker_names_late_is_named(
+async def test_a_late_report_of_the_blocking_function_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine, the host notices that the worker is blocked before the worker's own thread does."""
@@ -186,7 +190,7 @@ async def test_a_place_that_the_worker_names_late_is_named(
     assert [each.place for each in found] == [PLAY, "graded"]
 
 
-async def test_a_dataset_that_never_comes_is_named(tmp_path: Path) -> None:
+async def test_a_dataset_that_never_loads_is_named(tmp_path: Path) -> None:
     silent, told = threading.Event(), list[Silence]()
 
     def row(index: int) -> dict[str, Any]:
@@ -219,7 +223,7 @@ class SlowModel(Client):
         return ModelResponse(message={"role": "assistant", "content": "done"})
 
 
-async def test_a_slow_model_is_not_the_environments_silence(tmp_path: Path) -> None:
+async def test_a_slow_model_is_not_blamed_on_the_environment(tmp_path: Path) -> None:
     told: list[Silence] = []
     async with opened(tmp_path, Notices(told.append, 0.01), worker=False, place="") as handle:
         assert isinstance(handle, LocalEnvironment)
@@ -250,7 +254,7 @@ def test_a_silence_is_reported_once_with_all_its_examples() -> None:
     assert watch.look(1000.0) == []
 
 
-def test_parallel_tools_leave_in_any_order() -> None:
+def test_parallel_tools_may_finish_in_any_order() -> None:
     activity = Activity("1")
     for name in ("env_response", "slow", "fast", "fast"):
         activity.enter(name)
@@ -259,7 +263,7 @@ def test_parallel_tools_leave_in_any_order() -> None:
     assert activity.places[-1] == "slow"
 
 
-def test_a_note_holds_last_words_and_a_silence_apart() -> None:
+def test_a_note_stores_last_words_and_silence_separately() -> None:
     note = Note(None)
     silence = Silence(place="graded", examples=["7", "8"], seconds=2.5)
     words = LastWords(play=3, seconds=1.0, where="x.py:1 f")

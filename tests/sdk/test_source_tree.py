@@ -25,7 +25,7 @@ trees = st.lists(entries, max_size=6, unique_by=lambda one: one.path)
 
 
 @given(trees.flatmap(lambda tree: st.tuples(st.just(tree), st.permutations(tree))))
-def test_order_makes_no_difference(pair: tuple[list[TreeEntry], list[TreeEntry]]) -> None:
+def test_the_order_of_files_does_not_matter(pair: tuple[list[TreeEntry], list[TreeEntry]]) -> None:
     tree, shuffled = pair
     assert tree_digest(tree) == tree_digest(shuffled)
 
@@ -65,7 +65,7 @@ def test_the_digest_is_the_documented_one() -> None:
     assert tree_digest(tree) == hashlib.sha256(frames).hexdigest()
 
 
-def test_what_is_no_tree_is_refused() -> None:
+def test_invalid_trees_are_rejected() -> None:
     entry = TreeEntry("a", False, bytes(32))
     with pytest.raises(ValueError, match="twice"):
         tree_digest([entry, entry])
@@ -73,7 +73,7 @@ def test_what_is_no_tree_is_refused() -> None:
         tree_digest([TreeEntry("a", False, b"short")])
 
 
-def test_what_build_backends_write_is_no_source() -> None:
+def test_files_written_by_build_backends_are_not_source() -> None:
     odd = ["PKG-INFO", "src/x.egg-info/SOURCES.txt", "x.egg-info/PKG-INFO"]
     assert not any(is_source(path) for path in odd)
     assert all(is_source(path) for path in ["x/PKG-INFO", "x.egg-info", "setup.cfg", "pyproject.toml", ""])

@@ -59,7 +59,7 @@ async def test_arguments_are_filled_in_from_the_state():
     assert fresh.completion[1]["content"] == "1 items", "every rollout has a shelf of its own"
 
 
-async def test_the_model_neither_sees_nor_gives_them():
+async def test_the_model_neither_sees_nor_sends_hidden_arguments():
     environment = ShelfEnv()
     seen = []
 
@@ -73,7 +73,7 @@ async def test_the_model_neither_sees_nor_gives_them():
     assert rollout.metrics["tool_errors"] == 1.0
 
 
-async def test_they_may_be_filled_in_asynchronously():
+async def test_hidden_arguments_may_be_filled_in_asynchronously():
     class AsyncShelfEnv(ShelfEnv):
         async def update_tool_args(self, tool_name, tool_args, messages, state):
             return {**tool_args, "shelf": state["shelf"]}
@@ -83,7 +83,7 @@ async def test_they_may_be_filled_in_asynchronously():
 
 
 @pytest.mark.parametrize("returned", [None, ["shelf"]])
-async def test_a_wrong_update_is_a_failure_of_the_environment(returned):
+async def test_an_invalid_update_has_the_environment_boundary(returned):
     class Forgetful(ShelfEnv):
         def update_tool_args(self, tool_name, tool_args, messages, state):
             return returned
@@ -93,7 +93,7 @@ async def test_a_wrong_update_is_a_failure_of_the_environment(returned):
     assert "`update_tool_args` must return the arguments" in rollout.failure.message
 
 
-async def test_a_fault_in_the_update_is_a_failure_of_the_environment():
+async def test_an_error_in_the_update_has_the_environment_boundary():
     class Broken(ShelfEnv):
         def update_tool_args(self, tool_name, tool_args, messages, state):
             raise KeyError("shelf")
@@ -109,6 +109,6 @@ def test_only_parameters_that_exist_can_be_skipped():
         environment.add_tool(put, args_to_skip=["where"])
 
 
-def test_the_update_must_be_written():
+def test_the_update_must_be_implemented():
     with pytest.raises(TypeError, match="update_tool_args"):
         StatefulToolEnv(dataset=[{"question": "x"}])

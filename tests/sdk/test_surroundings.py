@@ -19,7 +19,7 @@ from wander.worker import WorkerEnvironment
 from wander.worker.process.surroundings import draw_surroundings, surrounding_variables
 
 
-def test_no_two_draws_are_alike_and_each_is_one_that_processes_can_have() -> None:
+def test_random_surroundings_are_unique_and_valid() -> None:
     found = [draw_surroundings(confined=True) for _ in range(50)]
     assert len({one.hash_seed for one in found}) == 50
     assert len({one.host_name for one in found}) == 50
@@ -87,7 +87,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-async def test_what_pays_under_one_hash_seed_zone_or_locale_alone_is_found(
+async def test_rewards_that_depend_on_hash_seed_zone_or_locale_are_found(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first draw it comes out as it was recorded, as one time in two it would; in the second not."""
@@ -117,14 +117,14 @@ async def test_what_pays_under_one_hash_seed_zone_or_locale_alone_is_found(
 
 
 @needs_sandbox
-async def test_a_confined_environment_sees_the_drawn_host_name(tmp_path: Path) -> None:
+async def test_a_sandboxed_environment_sees_the_random_host_name(tmp_path: Path) -> None:
     given = draw_surroundings(confined=True)
     code = "import os, socket; answer = [socket.gethostname(), os.uname().nodename, os.environ['TZ']]"
     async with confined(tmp_path, surroundings=given) as environment:
         assert await answered(environment, code) == [given.host_name, given.host_name, given.time_zone]
 
 
-async def test_a_long_run_is_played_twice_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_part_of_a_long_run_is_replayed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wander.evals.replay.TWICE", 20)
     rows = [{"question": str(n)} for n in range(200)]
     env = LocalEnvironment(

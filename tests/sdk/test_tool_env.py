@@ -114,7 +114,7 @@ async def test_calls_are_answered_in_order_until_none_is_made():
         ({"id": 7, "function": {"name": ["add"], "arguments": {}}}, "there is no tool"),
     ],
 )
-async def test_whatever_goes_wrong_with_a_call_goes_back_to_the_model(wrong, told):
+async def test_every_error_of_a_call_is_returned_to_the_model(wrong, told):
     rollout = await played(env(), [calls(wrong), calls(call("add", {"a": 1, "b": 2}, "c2")), "3"])
     assert rollout.failure is None
     assert rollout.reward == 1.0
@@ -141,7 +141,7 @@ def test_no_shape_of_tool_calls_fails_a_rollout(shape):
     assert rollout.failure is None
 
 
-async def test_double_encoded_arguments_are_understood():
+async def test_double_encoded_arguments_are_decoded():
     encoded = json.dumps(json.dumps({"a": 1, "b": 2}))
     rollout = await played(env(), [calls(call("add", encoded)), "3"])
     assert contents(rollout) == ["3"]
@@ -167,7 +167,7 @@ async def test_the_conversation_stays_acceptable_to_strict_endpoints():
     assert rollout.turns[0].message["tool_calls"] == wrong, "the turn keeps what the model wrote"
 
 
-async def test_a_generated_id_takes_nobody_elses():
+async def test_generated_call_ids_are_unique():
     calls_made = calls(call("add", {"a": 1, "b": 2}, "call_0_1"), call("add", {"a": 1, "b": 2}, ""))
     rollout = await played(env(), [calls_made, "3"])
     ids = [kept["id"] for kept in rollout.completion[0]["tool_calls"]]
@@ -192,14 +192,14 @@ async def test_a_failure_that_names_its_boundary_ends_the_rollout(error):
     assert rollout.failure == error.failure()
 
 
-async def test_the_author_words_the_errors():
+async def test_authors_can_format_errors():
     environment = env(error_formatter=lambda error: f"oh no: {type(error).__name__}")
     rollout = await played(environment, [calls(call("add", "{"), call("fail", {"reason": "x"}, "c2")), "3"])
     assert contents(rollout) == ["oh no: InvalidArguments", "oh no: ValueError"]
 
 
 @pytest.mark.parametrize("hook", ["error_formatter", "update_tool_args", "offered", "no_tools_called"])
-async def test_a_fault_in_any_hook_fails_this_rollout_only(hook):
+async def test_an_error_in_a_hook_fails_only_its_rollout(hook):
     def broken(*_):
         raise RuntimeError("hook broke")
 
@@ -244,7 +244,7 @@ async def test_concurrent_calls_keep_the_order_of_the_calls():
         assert most == expected
 
 
-async def test_concurrent_calls_fail_as_single_ones_do():
+async def test_concurrent_calls_fail_like_single_calls():
     environment = env(stop_errors=[ValueError], concurrent_calls=True)
     both = calls(call("add", {"a": 1, "b": 2}), call("fail", {"reason": "broken"}, "c2"))
     rollout = await played(environment, [both, "3"])
@@ -313,7 +313,7 @@ async def test_a_result_without_a_text_is_an_error_of_the_tool():
     assert "`object`" in content
 
 
-async def test_tools_come_and_go():
+async def test_tools_are_added_and_removed():
     environment = env(tools=[add])
     with pytest.raises(ConfigError, match="already is a tool `add`"):
         environment.add_tool(add)
@@ -343,7 +343,7 @@ async def test_a_recorded_rollout_is_replayed_with_its_mistakes():
     assert (again.reward, again.metrics, again.info) == (first.reward, first.metrics, first.info)
 
 
-async def test_tools_over_an_openai_compatible_endpoint(chat_server):
+async def test_tools_are_called_over_an_openai_compatible_endpoint(chat_server):
     """A strict endpoint refuses a conversation with arguments that are no JSON; ours never holds any."""
 
     def reply(body, number):
@@ -365,6 +365,6 @@ async def test_tools_over_an_openai_compatible_endpoint(chat_server):
     assert contents(rollout)[1] == "3"
 
 
-async def test_the_tools_that_were_offered_are_on_record():
+async def test_the_offered_tools_are_recorded():
     rollout = await env().rollout(ScriptedClient(["3"]), env().dataset()[0])
     assert [tool["function"]["name"] for tool in rollout.tools] == ["add", "shout", "fail", "leave"]

@@ -197,20 +197,20 @@ def test_wrong_arguments_are_explained(arguments, told):
         (None, {}),
     ],
 )
-def test_arguments_are_read_in_every_form(raw, expected):
+def test_arguments_are_read_in_every_format(raw, expected):
     assert parse_arguments(raw) == expected
 
 
 @pytest.mark.parametrize(
     "raw", ['{"a": ', "[1]", "3", 3, '{"a": NaN}', "[" * 100_000, json.dumps("just text"), "9" * 5000]
 )
-def test_arguments_that_are_no_object_are_refused(raw):
+def test_arguments_that_are_not_an_object_are_rejected(raw):
     with pytest.raises(InvalidArguments):
         parse_arguments(raw)
 
 
 @given(st.text())
-def test_no_text_breaks_the_reading_of_arguments(text):
+def test_any_argument_text_is_handled(text):
     try:
         read = parse_arguments(text)
     except InvalidArguments:
@@ -255,7 +255,7 @@ ROUND_TRIPS = {
 
 @pytest.mark.parametrize("function", ROUND_TRIPS, ids=lambda each: each.__name__)
 @given(data=st.data())
-async def test_any_value_of_a_type_arrives_as_it_left(function, data):
+async def test_values_of_every_type_are_passed_unchanged(function, data):
     value = data.draw(ROUND_TRIPS[function])
     encoded = json.dumps({"a": TypeAdapter(Any).dump_python(value, mode="json")})
     tool = FunctionTool(function)
@@ -293,7 +293,7 @@ def test_any_signature_has_a_schema(parameters):
 
 
 @given(st.text())
-def test_no_docstring_breaks_a_tool(text):
+def test_any_docstring_is_handled(text):
     def function(a: int) -> int:
         return a
 
@@ -331,7 +331,7 @@ async def test_anything_callable_can_be_a_tool():
     assert await FunctionTool(later).call({"a": 1}) == 2
 
 
-async def test_keyword_arguments_are_open():
+async def test_functions_with_keyword_arguments_accept_any_argument():
     def log(level: str, **fields: Any) -> dict[str, Any]:
         return {"level": level, **fields}
 
@@ -340,7 +340,7 @@ async def test_keyword_arguments_are_open():
     assert await tool.call(tool.checked({"level": "info", "user": 3})) == {"level": "info", "user": 3}
 
 
-def test_defaults_that_json_cannot_carry_stay_with_the_function():
+def test_defaults_that_are_not_json_are_omitted_from_the_schema():
     missing = object()
 
     def find(a: int, b: Any = missing, c: float = math.inf) -> Any:
@@ -352,7 +352,7 @@ def test_defaults_that_json_cannot_carry_stay_with_the_function():
     json.dumps(tool.schema(), allow_nan=False)
 
 
-def test_skipped_parameters_are_neither_seen_nor_taken():
+def test_skipped_parameters_are_hidden_and_rejected():
     def write(text: str, path: Path_) -> None:
         """Write.
 
@@ -401,7 +401,7 @@ def unresolved(a: Nowhere) -> int:  # noqa: F821
         ("text", "must be callable"),
     ],
 )
-def test_functions_that_no_model_could_call_are_refused(function, told):
+def test_functions_that_no_model_could_call_are_rejected(function, told):
     with pytest.raises(ConfigError, match=told):
         FunctionTool(function)
 

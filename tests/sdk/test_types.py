@@ -48,7 +48,7 @@ def test_a_task_set_is_ordered():
     assert task_set_digest([]) != task_set_digest([first])
 
 
-def test_unknown_fields_are_refused_in_records_and_kept_in_sampling():
+def test_unknown_fields_are_rejected_in_records_and_kept_in_sampling():
     with pytest.raises(ValidationError):
         Example(**EXAMPLE, typo=1)
     sampling = SamplingArgs(temperature=0.5, min_p=0.1)

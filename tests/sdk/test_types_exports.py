@@ -41,18 +41,18 @@ def test_environments_are_loaded_when_they_are_used(loaded):
 
 
 @pytest.mark.parametrize("name", wander.__all__)
-def test_every_exported_name_is_there(name):
+def test_every_exported_name_exists(name):
     assert getattr(wander, name) is not None
     assert name in dir(wander)
 
 
-def test_the_namespace_is_small_and_says_what_it_lacks():
+def test_the_namespace_is_small_and_explains_missing_names():
     assert len(set(wander.__all__)) == len(wander.__all__) <= 40
     with pytest.raises(AttributeError, match="module `wander` has no attribute `Nothing`"):
         _ = wander.Nothing
 
 
-def test_lazy_names_have_the_home_they_say():
+def test_lazy_names_are_in_their_listed_modules():
     guarded = next(node for node in ast.parse(inspect.getsource(wander)).body if isinstance(node, ast.If))
     for node in guarded.body:
         for alias in node.names:

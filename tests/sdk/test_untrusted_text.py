@@ -56,7 +56,7 @@ def smallest_kind(text: bytes) -> int:
 
 
 @given(VALUES, st.sampled_from([None, 1, " "]), st.booleans(), st.integers(1, 9))
-def test_no_text_becomes_more_values_than_were_counted(value, indent, ascii_only, window):
+def test_texts_contain_no_more_values_than_counted(value, indent, ascii_only, window):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
     before, untrusted_text._WINDOW = untrusted_text._WINDOW, window
     try:
@@ -97,7 +97,7 @@ def test_no_text_becomes_more_values_than_were_counted(value, indent, ascii_only
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_what_is_over_a_limit_or_no_json_is_refused_soon(text):
+def test_oversized_and_invalid_json_is_rejected_quickly(text):
     def read() -> None:
         with pytest.raises(RefusedText) as refused:
             untrusted_text.read_json(text, TextKind("it", MIB, 200_000))
@@ -106,7 +106,7 @@ def test_what_is_over_a_limit_or_no_json_is_refused_soon(text):
     assert seconds_of(read, tries=1) < a_second() / 2
 
 
-def test_numbers_that_fit_are_read():
+def test_numbers_within_the_limits_are_read():
     kind = TextKind("it", MIB, 1000)
     largest = "1" + "0" * 308
     text = f'[{largest}, {largest}.5, 1e308, 1e-999, -0.0, 18446744073709551616, "NaN", "1e999"]'
@@ -114,7 +114,7 @@ def test_numbers_that_fit_are_read():
     assert untrusted_text.read_json("[" * MOST_DEPTH + "]" * MOST_DEPTH, kind)
 
 
-def test_a_list_that_does_not_fit_costs_one_fault_and_many_keys_none():
+def test_invalid_lists_give_few_errors():
     kind = TextKind("it", 16 * MIB, 2_000_000)
     began = time.process_time()
     for text, place in (
@@ -149,7 +149,7 @@ def test_a_list_that_does_not_fit_costs_one_fault_and_many_keys_none():
     ],
     ids=lambda text: repr(text[:16]),
 )
-def test_toml_over_a_limit_is_refused_soon(text):
+def test_oversized_toml_is_rejected_quickly(text):
     def read() -> None:
         with pytest.raises(RefusedText):
             untrusted_text.read_toml(text, TextKind("it", MIB, 100_000))
@@ -166,7 +166,7 @@ def test_ordinary_toml_is_read():
     assert len(untrusted_text.read_toml(long, untrusted_text.LOCK)["x"]) == 200
 
 
-def test_kinds_have_names_and_limits_of_their_own():
+def test_each_kind_of_text_has_its_name_and_limits():
     assert len({one.name for one in KINDS}) == len(KINDS)
     assert all(0 < one.most_bytes <= 64 * MIB and 0 < one.most_values <= 4_000_000 for one in KINDS)
 

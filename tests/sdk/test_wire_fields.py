@@ -70,7 +70,7 @@ def test_every_field_has_a_pattern_or_a_bound(model: type[BaseModel]) -> None:
     assert free - FREE == set()
 
 
-def test_the_walk_finds_a_field_without_a_bound() -> None:
+def test_the_test_finds_a_field_without_a_bound() -> None:
     class Loose(BaseModel):
         text: str | None
         texts: list[str]
@@ -99,13 +99,13 @@ NO_NAMES = [
     "kind",
     [fields.OwnerName, fields.ProjectName, fields.FileName, fields.Sha256, fields.Release],
 )
-def test_what_becomes_a_path_is_a_name(kind: Any, text: str) -> None:
+def test_fields_used_as_paths_are_plain_names(kind: Any, text: str) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(kind).validate_python(text)
 
 
 @given(text=st.text(max_size=30))
-def test_names_of_files_stay_where_they_are(text: str) -> None:
+def test_file_names_cannot_leave_their_folder(text: str) -> None:
     try:
         TypeAdapter(fields.FileName).validate_python(text)
     except ValidationError:
@@ -117,7 +117,7 @@ def test_names_of_files_stay_where_they_are(text: str) -> None:
 @pytest.mark.parametrize(
     "version", ["1", "0.1.0", "1!2.0", "1.0a1", "1.0rc2.post3.dev4", "2026.11.1+local.1", "1.0.dev0"]
 )
-def test_versions_are_those_of_the_standard(version: str) -> None:
+def test_versions_follow_the_standard(version: str) -> None:
     from packaging.version import Version
 
     assert TypeAdapter(fields.Release).validate_python(version) == str(Version(version))
@@ -151,7 +151,7 @@ def test_a_file_of_a_version_is_checked(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("place", [("..", "b", "1"), ("a", "../b", "1"), ("a", "b", "../1"), ("A", "b", "1")])
-def test_a_pin_of_a_published_environment_holds_names(place: tuple[str, str, str]) -> None:
+def test_a_published_environment_pin_has_plain_names(place: tuple[str, str, str]) -> None:
     owner, name, version = place
     info = {"name": "anything at all", "kind": "single_turn"}
     EnvironmentPin.model_validate({"name": "../local", "info": info})

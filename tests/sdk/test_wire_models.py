@@ -16,13 +16,13 @@ def facts(files: dict[str, bytes]) -> CheckpointFacts:
     return read_checkpoint(sizes, lambda name, start, length: files[name][start : start + length])
 
 
-def test_a_checkpoint_says_what_it_is() -> None:
+def test_a_checkpoint_describes_itself() -> None:
     assert facts(checkpoint()) == CheckpointFacts("LlamaForCausalLM", 32)
     empty = safetensors_of({"a": ([0], b""), "b": ([], b"1234")})
     assert facts(checkpoint(model_safetensors=empty)).parameters == 1
 
 
-def test_the_revision_is_what_sha256sum_says_of_all_files() -> None:
+def test_the_revision_equals_sha256sum_over_all_files() -> None:
     files = digests(checkpoint())
     listing = "".join(f"{files[name]}  {name}\n" for name in sorted(files))
     assert revision_of(files) == hashlib.sha256(listing.encode()).hexdigest()
@@ -71,6 +71,6 @@ def test_a_special_token_that_no_text_becomes_may_lie_beyond_the_weights() -> No
         ),
     ],
 )
-def test_what_is_no_checkpoint_is_told(files: dict[str, bytes], told: str) -> None:
+def test_an_invalid_checkpoint_is_reported(files: dict[str, bytes], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         facts(files)

@@ -167,7 +167,7 @@ async def test_many_rollouts_share_one_worker(tmp_path: Path, chat_server: Any) 
     assert result.summary.turns_mean == 2.0
 
 
-async def test_closing_tears_down_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_closing_runs_teardown_and_leaves_nothing(tmp_path: Path) -> None:
     async with worker(tmp_path) as environment:
         pid = await pid_of(environment)
         child = int((await play(environment, saying("child"))).completion[1]["content"].split()[-1])
@@ -180,7 +180,7 @@ async def test_closing_tears_down_and_leaves_nothing(tmp_path: Path) -> None:
     await environment.close()
 
 
-async def test_what_the_environment_prints_goes_to_the_log(tmp_path: Path) -> None:
+async def test_output_of_the_environment_goes_to_the_log(tmp_path: Path) -> None:
     async with worker(tmp_path, "print('loading')\n" + BODY) as environment:
         rollout = await play(environment, saying("print"))
         assert rollout.failure is None
@@ -215,7 +215,7 @@ async def test_only_named_variables_reach_the_environment(
         ("state", "environment", "JSON"),
     ],
 )
-async def test_what_the_environment_raises_fails_one_rollout(
+async def test_an_exception_of_the_environment_fails_one_rollout(
     tmp_path: Path, said: str, boundary: str, message: str
 ) -> None:
     async with worker(tmp_path) as environment:
@@ -230,9 +230,7 @@ async def test_what_the_environment_raises_fails_one_rollout(
 @pytest.mark.parametrize(
     ("said", "how"), [("exit", "ended with status 3"), ("kill", "was killed by SIGKILL")]
 )
-async def test_a_worker_that_dies_fails_what_it_played_and_comes_back(
-    tmp_path: Path, said: str, how: str
-) -> None:
+async def test_a_dead_worker_fails_its_rollouts_and_restarts(tmp_path: Path, said: str, how: str) -> None:
     async with worker(tmp_path, "print('first words')\n" + BODY) as environment:
         first = await pid_of(environment)
         hanging = asyncio.create_task(play(environment, Waiting()))
@@ -280,7 +278,7 @@ async def test_a_worker_cannot_answer_for_other_rollouts(tmp_path: Path) -> None
         assert (await play(environment, saying("fine"))).failure is None
 
 
-async def test_a_worker_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
+async def test_a_worker_that_sends_garbage_is_stopped(tmp_path: Path) -> None:
     async with worker(tmp_path, FOREIGN) as environment:
         rollout = await play(environment, saying("garbage"))
         assert rollout.failure is not None
@@ -288,7 +286,7 @@ async def test_a_worker_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
         assert (await play(environment, saying("fine"))).failure is None
 
 
-async def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+async def test_a_worker_that_keeps_dying_is_not_restarted(tmp_path: Path) -> None:
     async with worker(tmp_path, "print('last words')\n" + BODY, restarts=1) as environment:
         (example,) = await environment.examples("eval", 0, 1)
         failures = [(await environment.rollout(saying("kill"), example)).failure for _ in range(4)]
@@ -299,7 +297,7 @@ async def test_a_worker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
         assert "last words" in str(caught.value)
 
 
-async def test_an_evaluation_survives_a_dying_worker(tmp_path: Path) -> None:
+async def test_an_evaluation_survives_a_dead_worker(tmp_path: Path) -> None:
     died: list[str] = []
 
     def model(request: ModelRequest) -> str:
@@ -316,7 +314,7 @@ async def test_an_evaluation_survives_a_dying_worker(tmp_path: Path) -> None:
     assert result.retried >= 1
 
 
-async def test_an_evaluation_whose_worker_is_lost_ends_and_keeps_its_rollouts(tmp_path: Path) -> None:
+async def test_an_evaluation_without_workers_stops_and_keeps_its_rollouts(tmp_path: Path) -> None:
     def model(request: ModelRequest) -> str:
         return "exit" if int(request.rollout_id.split("/")[0]) >= 10 else "fine"
 
@@ -371,7 +369,7 @@ async def test_a_canceled_rollout_ends_on_both_sides(tmp_path: Path) -> None:
         (KeyError("client bug"), None),
     ],
 )
-async def test_model_errors_cross_over_unchanged(
+async def test_model_errors_reach_the_worker_unchanged(
     tmp_path: Path, error: Exception, reason: str | None
 ) -> None:
     class Failing(Client):
@@ -392,7 +390,7 @@ async def test_model_errors_cross_over_unchanged(
             assert rollout.failure.type == type(error).__name__
 
 
-async def test_the_client_learns_of_beginning_and_end_and_sees_the_request(tmp_path: Path) -> None:
+async def test_the_client_gets_start_end_and_request(tmp_path: Path) -> None:
     told: list[str] = []
 
     class Telling(ScriptedClient):
@@ -413,7 +411,7 @@ async def test_the_client_learns_of_beginning_and_end_and_sees_the_request(tmp_p
     assert told == ["begin 2/0", "turn 0 of 1", "turn 1 of 3", "end 2/0"]
 
 
-async def test_large_messages_pass_in_both_directions(tmp_path: Path) -> None:
+async def test_large_messages_work_in_both_directions(tmp_path: Path) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}
     body = BODY.replace(
         '"content": f"you said {said}"', f'"content": [{{"type": "text", "text": "x"}}, {image}]'
@@ -430,7 +428,7 @@ async def test_large_messages_pass_in_both_directions(tmp_path: Path) -> None:
         assert rollout.reward == 3_000_000.0
 
 
-async def test_more_examples_than_one_message_holds(tmp_path: Path) -> None:
+async def test_many_examples_are_split_into_messages(tmp_path: Path) -> None:
     async with worker(tmp_path, arguments={"rows": 1201}) as environment:
         every = await environment.examples("eval")
         assert [example.index for example in every] == list(range(1201))
@@ -490,7 +488,7 @@ def load_environment():
         ("import os; os.abort()", "SIGABRT"),
     ],
 )
-async def test_load_errors_give_their_true_cause(tmp_path: Path, body: str, says: str) -> None:
+async def test_load_errors_show_their_original_cause(tmp_path: Path, body: str, says: str) -> None:
     with pytest.raises(LoadError, match=says) as caught:
         async with worker(tmp_path, body):
             pass
@@ -514,7 +512,7 @@ async def test_load_errors_give_their_true_cause(tmp_path: Path, body: str, says
         ),
     ],
 )
-async def test_what_loading_raises_arrives_with_its_class(tmp_path: Path, body: str, kind: type) -> None:
+async def test_loading_errors_keep_their_class(tmp_path: Path, body: str, kind: type) -> None:
     with pytest.raises(LoadError) as caught:
         async with worker(tmp_path, body):
             pass
@@ -544,16 +542,14 @@ def load_environment():
         GARBAGE.replace('{"type": "nonsense"}', FORGED),
     ],
 )
-async def test_nothing_that_a_package_does_while_it_loads_looks_like_a_fault_of_the_host(
-    tmp_path: Path, body: str
-) -> None:
+async def test_errors_while_loading_are_not_blamed_on_the_host(tmp_path: Path, body: str) -> None:
     with pytest.raises(LoadError) as caught:
         async with worker(tmp_path, body):
             pass
     assert type(caught.value) is LoadError
 
 
-def test_faults_keep_their_class_and_those_of_older_workers_are_load_errors() -> None:
+def test_errors_keep_their_class_across_worker_versions() -> None:
     for error in (DatasetError("x", hint="y"), ArgumentsRefused("x", hint="y"), NeedsKey("x", hint="y")):
         again = Fault.model_validate_json(Fault.of(error).model_dump_json()).load_error()
         assert (type(again), str(again), again.hint) == (type(error), "x", "y")
@@ -563,18 +559,18 @@ def test_faults_keep_their_class_and_those_of_older_workers_are_load_errors() ->
     assert (type(own), str(own)) == (LoadError, "the environment raised `theirs.DatasetError: rows`")
 
 
-async def test_a_name_that_is_not_installed_is_told(tmp_path: Path) -> None:
+async def test_a_name_that_is_not_installed_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="no_such_environment_anywhere"):
         await WorkerEnvironment.start(None, "no_such_environment_anywhere", log_path=tmp_path / "log")
 
 
-async def test_an_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
+async def test_a_missing_interpreter_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="cannot start") as caught:
         await WorkerEnvironment.start(tmp_path / "python", "x", log_path=tmp_path / "log")
     assert "install" in (caught.value.hint or "")
 
 
-async def test_an_interpreter_without_the_sdk_is_told(tmp_path: Path) -> None:
+async def test_an_interpreter_without_the_sdk_is_reported(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
@@ -588,22 +584,20 @@ async def test_loading_has_a_time_limit(tmp_path: Path) -> None:
             pass
 
 
-async def test_an_environment_may_run_a_loop_of_its_own_while_it_loads(tmp_path: Path) -> None:
+async def test_an_environment_may_run_an_event_loop_while_loading(tmp_path: Path) -> None:
     body = BODY.replace("def load_environment(", "asyncio.run(asyncio.sleep(0))\n\ndef load_environment(")
     async with worker(tmp_path, body) as environment:
         assert (await play(environment, saying("fine"))).failure is None
 
 
-async def test_another_protocol_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_protocol_version_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_session, "PROTOCOL", 99)
     with pytest.raises(LoadError, match=f"uses protocol {PROTOCOL}, this"):
         async with worker(tmp_path):
             pass
 
 
-async def test_a_blocked_worker_is_ended_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_blocked_worker_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_session, "CLOSE_SECONDS", 0.2)
     async with worker(tmp_path) as environment:
         pid = await pid_of(environment)
@@ -616,9 +610,7 @@ async def test_a_blocked_worker_is_ended_all_the_same(
     assert not alive(pid)
 
 
-async def test_the_socket_is_for_this_user_only_and_goes_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_socket_is_private_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
     def spy() -> LockedFolder:

@@ -40,7 +40,7 @@ async def judged(tmp_path: Any, chat_server: Any, monkeypatch: pytest.MonkeyPatc
     await environment.close()
 
 
-async def test_judges_share_the_bound_and_wait_out_refusals(judged: Any, chat_server: Any) -> None:
+async def test_judges_share_the_call_limit_and_wait_after_refusals(judged: Any, chat_server: Any) -> None:
     chat_server.delay = 0.01
     refused = web.Response(status=429, text="{}", headers={"Retry-After": "0.05"})
     asked: list[str] = []
@@ -61,7 +61,7 @@ async def test_judges_share_the_bound_and_wait_out_refusals(judged: Any, chat_se
 
 
 @pytest.mark.full
-async def test_a_judge_whose_quota_is_used_up_fails_the_rollout_at_once(
+async def test_an_exhausted_judge_quota_fails_the_rollout_immediately(
     judged: Any, chat_server: Any, faults: dict[str, Any]
 ) -> None:
     chat_server.script = lambda body, number: faults["quota"] if body["model"] == "judge" else "x"

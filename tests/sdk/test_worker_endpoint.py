@@ -94,7 +94,7 @@ async def worker(request, tmp_path, chat_server, monkeypatch):
         await environment.close()
 
 
-async def test_judges_ask_through_the_host_and_are_replayed_without_it(worker, chat_server):
+async def test_judges_call_through_the_host_and_replay_without_it(worker, chat_server):
     chat_server.script = lambda body, number: "Yes." if body["model"] == "judge" else "Paris"
     examples = await worker.examples("eval")
     played = await asyncio.gather(
@@ -117,7 +117,7 @@ async def test_judges_ask_through_the_host_and_are_replayed_without_it(worker, c
     assert worker.outside_calls.replayed == 2
 
 
-async def test_a_judge_that_cannot_be_asked_fails_the_rollout_and_never_scores_0(worker, chat_server):
+async def test_an_unreachable_judge_fails_the_rollout(worker, chat_server):
     await chat_server.stop()
     example = (await worker.examples("eval"))[0]
     rollout = await worker.rollout(ScriptedClient(["x"]), example)
@@ -127,7 +127,7 @@ async def test_a_judge_that_cannot_be_asked_fails_the_rollout_and_never_scores_0
 
 
 @pytest.mark.full
-async def test_a_record_that_lacks_the_request_is_told_apart(worker, chat_server):
+async def test_a_record_without_the_request_is_distinguished(worker, chat_server):
     chat_server.script = lambda body, number: "yes"
     example = (await worker.examples("eval"))[0]
     rollout = await worker.rollout(ScriptedClient(["x"]), example)
@@ -140,7 +140,7 @@ async def test_a_record_that_lacks_the_request_is_told_apart(worker, chat_server
 
 @pytest.mark.full
 @pytest.mark.parametrize("worker", ["beside the host"], indirect=True)
-async def test_the_endpoint_refuses_whoever_is_not_its_worker(worker):
+async def test_the_endpoint_rejects_other_processes(worker):
     address = worker._proxy.variables["OPENAI_BASE_URL"]
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{address}/chat/completions", json={}) as answer:
@@ -202,9 +202,7 @@ async def far_said(environment: WorkerEnvironment) -> dict[str, list]:
 
 
 @pytest.mark.full
-async def test_what_a_worker_elsewhere_may_not_ask_is_refused_and_the_rest_goes_on(
-    tmp_path, chat_server, monkeypatch
-):
+async def test_forbidden_requests_of_a_remote_worker_are_rejected(tmp_path, chat_server, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", chat_server.url)
     monkeypatch.setenv("OPENAI_API_KEY", "the-hosts-own-key")
     chat_server.script = lambda body, number: "y" * 3_000_000
@@ -229,7 +227,7 @@ async def test_what_a_worker_elsewhere_may_not_ask_is_refused_and_the_rest_goes_
 
 
 @pytest.mark.full
-async def test_an_environment_with_a_key_of_its_machine_does_not_ask_the_host(tmp_path, chat_server):
+async def test_an_environment_with_its_own_key_does_not_use_the_host(tmp_path, chat_server):
     body = JUDGED.replace('.startswith("wander-")', ' == "the-machines-own-key"')
     (tmp_path / "own_env.py").write_text(body)
     async with listener(tmp_path, tmp_path / "own_env.py", "--pass-env", "OPENAI_API_KEY") as address:
@@ -253,7 +251,7 @@ class Wire:
             return kind.model_validate_json(await self.sent.get())
 
 
-async def test_a_host_answers_so_many_calls_at_once_and_no_more(monkeypatch):
+async def test_the_number_of_simultaneous_host_calls_is_limited(monkeypatch):
     monkeypatch.setattr(tunnel, "MOST_CONNECTIONS", 2)
     gate, wire = asyncio.Event(), Wire()
 
@@ -277,7 +275,7 @@ async def test_a_host_answers_so_many_calls_at_once_and_no_more(monkeypatch):
     await end.close()
 
 
-async def test_nobody_waits_for_ever_for_a_host(monkeypatch):
+async def test_requests_to_a_host_time_out(monkeypatch):
     monkeypatch.setattr(tunnel, "MOST_CONNECTIONS", 1)
     wire = Wire()
     end = await tunnel.WorkerEnd.open(wire)

@@ -223,7 +223,7 @@ def _bytes(path: Path) -> bytes:
         return b""
 
 
-async def test_what_any_hook_raises_is_that_rollouts_failure_and_the_worker_goes_on(tmp_path: Path) -> None:
+async def test_an_exception_in_a_hook_fails_only_its_rollout(tmp_path: Path) -> None:
     names = {
         "exit": "SystemExit: 3",
         "keyboard": "KeyboardInterrupt",
@@ -245,7 +245,7 @@ async def test_what_any_hook_raises_is_that_rollouts_failure_and_the_worker_goes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS binds nothing elsewhere")
-async def test_eating_memory_fails_one_rollout(tmp_path: Path) -> None:
+async def test_using_too_much_memory_fails_one_rollout(tmp_path: Path) -> None:
     async with worker(tmp_path, [FINE, ("env_response", "memory"), FINE]) as environment:
         first, eater, last = await played(environment, concurrency=1)
     assert eater.failure is not None
@@ -265,7 +265,7 @@ async def test_eating_memory_fails_one_rollout(tmp_path: Path) -> None:
         ("every_descriptor", "WorkerLost"),
     ],
 )
-async def test_a_worker_that_a_rollout_ends_fails_it_and_the_others_finish(
+async def test_a_rollout_that_kills_its_worker_fails_and_others_finish(
     tmp_path: Path, fault: str, kind: str
 ) -> None:
     rows = [FINE, ("env_response", fault), FINE, FINE]
@@ -280,7 +280,7 @@ async def test_a_worker_that_a_rollout_ends_fails_it_and_the_others_finish(
 
 
 @pytest.mark.full
-async def test_every_hook_may_end_the_worker_and_all_else_is_played(tmp_path: Path) -> None:
+async def test_a_worker_killed_in_any_hook_is_restarted(tmp_path: Path) -> None:
     rows = [each for hook in HOOKS for each in ((hook, "_exit"), FINE)]
     async with worker(tmp_path, rows) as environment:
         # All at once, in one worker: each death is its own rollout's, and costs the others one attempt.
@@ -295,7 +295,7 @@ async def test_every_hook_may_end_the_worker_and_all_else_is_played(tmp_path: Pa
 @pytest.mark.parametrize(
     "fault", ["noise", "shut", "elsewhere", "handlers", "patched", "interrupt", "linger", "fall_through"]
 )
-async def test_what_is_odd_but_no_fault_changes_nothing(tmp_path: Path, fault: str) -> None:
+async def test_unusual_but_valid_behavior_is_accepted(tmp_path: Path, fault: str) -> None:
     async with worker(
         tmp_path, [FINE, ("env_response", fault), FINE, ("reward", fault), FINE]
     ) as environment:
@@ -312,7 +312,7 @@ async def test_what_is_odd_but_no_fault_changes_nothing(tmp_path: Path, fault: s
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", ["streams", "cancels"])
-async def test_no_rollout_stays_without_an_answer(tmp_path: Path, fault: str) -> None:
+async def test_every_rollout_gets_a_result(tmp_path: Path, fault: str) -> None:
     async with worker(tmp_path, [FINE, ("env_response", fault), FINE]) as environment:
         async with asyncio.timeout(60):
             first, odd, last = await played(environment, concurrency=1)
@@ -323,9 +323,7 @@ async def test_no_rollout_stays_without_an_answer(tmp_path: Path, fault: str) ->
 
 @pytest.mark.full
 @pytest.mark.parametrize("hook", ["env_response", "reward"])
-async def test_code_that_never_returns_is_ended_with_its_time_and_the_others_finish(
-    tmp_path: Path, hook: str
-) -> None:
+async def test_endless_code_is_stopped_at_its_limit_and_others_finish(tmp_path: Path, hook: str) -> None:
     rows = [FINE, (hook, "block"), FINE, FINE, FINE, FINE]
     async with worker(tmp_path, rows, rollout_timeout=3.0, stall_seconds=0.5) as environment:
         rollouts = await played(environment, concurrency=3)
@@ -340,7 +338,7 @@ async def test_code_that_never_returns_is_ended_with_its_time_and_the_others_fin
 
 
 @pytest.mark.full
-async def test_code_that_lets_no_thread_run_is_ended_by_the_host(tmp_path: Path) -> None:
+async def test_code_that_blocks_all_threads_is_stopped_by_the_host(tmp_path: Path) -> None:
     rows = [FINE, ("env_response", "block_all_threads"), FINE]
     async with worker(tmp_path, rows, rollout_timeout=2.0, stall_seconds=0.5) as environment:
         first, blocked, last = await played(environment, concurrency=1, max_retries=0)
@@ -351,7 +349,7 @@ async def test_code_that_lets_no_thread_run_is_ended_by_the_host(tmp_path: Path)
 
 
 @pytest.mark.full
-async def test_a_worker_may_compute_for_longer_than_any_heartbeat(tmp_path: Path) -> None:
+async def test_a_worker_may_block_longer_than_the_heartbeat(tmp_path: Path) -> None:
     body = BODY.replace('"block": lambda: time.sleep(600)', '"block": lambda: time.sleep(3)')
     rows = [("env_response", "block"), FINE]
     async with worker(tmp_path, rows, body, stall_seconds=0.2) as environment:
@@ -360,7 +358,7 @@ async def test_a_worker_may_compute_for_longer_than_any_heartbeat(tmp_path: Path
 
 
 @pytest.mark.full
-async def test_a_rollout_past_its_time_fails_alone_and_where_it_waited(tmp_path: Path) -> None:
+async def test_a_rollout_over_its_time_limit_fails_alone(tmp_path: Path) -> None:
     async def model(request: ModelRequest) -> str:
         if request.rollout_id == "1/0":
             await asyncio.sleep(3600)
@@ -379,7 +377,7 @@ async def test_a_rollout_past_its_time_fails_alone_and_where_it_waited(tmp_path:
 @pytest.mark.parametrize(
     "last", ["exit", "keyboard", "panic", "recursion", "canceled", "_exit", "kill", "block"]
 )
-async def test_nothing_that_the_teardown_does_keeps_the_host(
+async def test_teardown_cannot_block_the_host(
     tmp_path: Path, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wander.worker.host.session.CLOSE_SECONDS", 1.0)
@@ -399,7 +397,7 @@ async def test_nothing_that_the_teardown_does_keeps_the_host(
         ("linger_and_die", "ended with status 5"),
     ],
 )
-async def test_a_load_that_fails_in_whatever_way_is_told_and_leaves_nothing(
+async def test_every_failed_load_is_reported_and_leaves_nothing(
     tmp_path: Path, fault: str, says: str
 ) -> None:
     body = BODY.replace("    rows = [", "    FAULTS[last]()\n    rows = [")

@@ -70,7 +70,7 @@ async def play(environment: WorkerEnvironment, *texts: str) -> Rollout:
 
 
 @pytest.mark.parametrize("said", ["long", "public"])
-async def test_a_message_that_is_too_long_fails_its_rollout_alone(tmp_path: Path, said: str) -> None:
+async def test_a_too_long_message_fails_only_its_rollout(tmp_path: Path, said: str) -> None:
     async with worker(tmp_path, message_limit=300_000) as environment:
         before = await play(environment, "pid")
         rollout = await play(environment, said)
@@ -83,7 +83,7 @@ async def test_a_message_that_is_too_long_fails_its_rollout_alone(tmp_path: Path
     assert before.completion[1] == after.completion[1]
 
 
-async def test_a_worker_that_keeps_to_no_limit_is_ended(tmp_path: Path) -> None:
+async def test_a_worker_that_ignores_limits_is_stopped(tmp_path: Path) -> None:
     async with worker(tmp_path, message_limit=300_000) as environment:
         rollout = await play(environment, "dishonest")
         assert rollout.failure is not None
@@ -92,7 +92,7 @@ async def test_a_worker_that_keeps_to_no_limit_is_ended(tmp_path: Path) -> None:
         assert (await play(environment, "fine")).failure is None
 
 
-async def test_an_example_that_is_too_long_is_told(tmp_path: Path) -> None:
+async def test_a_too_long_example_is_reported(tmp_path: Path) -> None:
     async with worker(tmp_path, message_limit=300_000, arguments={"size": 400_000}) as environment:
         with pytest.raises(DatasetError, match="example `0` has 40"):
             await environment.examples("eval")
@@ -106,7 +106,7 @@ async def test_long_examples_come_in_pages_and_in_order(tmp_path: Path) -> None:
     assert {len(example.prompt[0]["content"]) for example in found} == {size}
 
 
-async def test_a_flood_of_model_calls_fails_its_rollout_alone(tmp_path: Path) -> None:
+async def test_a_flood_of_model_calls_fails_only_its_rollout(tmp_path: Path) -> None:
     go_on = asyncio.Event()
 
     async def model(request: ModelRequest) -> str:
@@ -139,7 +139,7 @@ class Slow:
         self.sent.append(frame if isinstance(frame, bytes) else b"".join(frame))
 
 
-async def test_who_sends_faster_than_the_other_side_reads_has_to_wait() -> None:
+async def test_a_fast_sender_waits_for_a_slow_reader() -> None:
     connection = Slow()
     channel = Channel(connection)  # type: ignore[arg-type]
     running = asyncio.create_task(channel.run())

@@ -127,7 +127,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-async def test_a_socket_is_its_owners_alone(tmp_path: Path) -> None:
+async def test_a_socket_is_private(tmp_path: Path) -> None:
     place = tmp_path / "far.sock"
     async with (
         listener(tmp_path, at=f"unix://{place}") as far,
@@ -144,7 +144,7 @@ async def test_a_socket_is_its_owners_alone(tmp_path: Path) -> None:
             WorkerAddress.parse(text)
 
 
-async def test_a_worker_elsewhere_plays_the_same_rollouts(tmp_path: Path) -> None:
+async def test_a_remote_worker_plays_the_same_rollouts(tmp_path: Path) -> None:
     times = {"started_at", "seconds", "scoring_seconds", "turns"}
     async with (
         listener(tmp_path, "--workers", "3") as far,
@@ -161,7 +161,7 @@ async def test_a_worker_elsewhere_plays_the_same_rollouts(tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-async def test_closing_tears_down_there_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_closing_runs_remote_teardown_and_leaves_nothing(tmp_path: Path) -> None:
     async with listener(tmp_path) as far:
         async with remote(far.address, folder=tmp_path) as environment:
             pids = [await number(environment, said) for said in ("pid", "child")]
@@ -177,7 +177,9 @@ async def test_closing_tears_down_there_and_leaves_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("token", "says"), [("another-token-entirely", "the token is wrong"), (None, "no token")]
 )
-async def test_who_does_not_know_the_token_is_refused(tmp_path: Path, token: str | None, says: str) -> None:
+async def test_connections_without_the_token_are_rejected(
+    tmp_path: Path, token: str | None, says: str
+) -> None:
     async with listener(tmp_path) as far:
         address = WorkerAddress(far.address.host, far.address.port, token)
         with pytest.raises(LoadError, match=f"refused the token: .*{says}") as caught:
@@ -188,7 +190,7 @@ async def test_who_does_not_know_the_token_is_refused(tmp_path: Path, token: str
     assert says in "\n".join(far.said)
 
 
-async def test_a_page_in_a_browser_is_refused(tmp_path: Path) -> None:
+async def test_connections_from_browsers_are_rejected(tmp_path: Path) -> None:
     async with listener(tmp_path) as far:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         with pytest.raises(InvalidStatus) as caught:
@@ -210,7 +212,7 @@ def test_an_open_address_needs_a_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_more_workers_than_it_has_are_refused_and_none_is_left(tmp_path: Path) -> None:
+async def test_requesting_too_many_workers_is_rejected(tmp_path: Path) -> None:
     async with listener(tmp_path, "--workers", "2") as far:
         with pytest.raises(LoadError, match=r"busy: all 2 workers are in use"):
             async with remote(far.address, folder=tmp_path, workers=3):
@@ -219,7 +221,7 @@ async def test_more_workers_than_it_has_are_refused_and_none_is_left(tmp_path: P
             assert (await play(environment, "fine")).failure is None
 
 
-async def test_nobody_there_is_told(tmp_path: Path, unused_tcp_port: int) -> None:
+async def test_an_address_without_a_listener_is_reported(tmp_path: Path, unused_tcp_port: int) -> None:
     address = WorkerAddress("127.0.0.1", unused_tcp_port, TOKEN)
     with pytest.raises(LoadError, match=r"no worker responds at `tcp://127\.0\.0\.1") as caught:
         async with remote(address, folder=tmp_path):
@@ -227,13 +229,13 @@ async def test_nobody_there_is_told(tmp_path: Path, unused_tcp_port: int) -> Non
     assert "--listen" in (caught.value.hint or "")
 
 
-async def test_a_server_that_is_no_worker_is_told(tmp_path: Path, chat_server: Any) -> None:
+async def test_a_server_that_is_not_a_worker_is_reported(tmp_path: Path, chat_server: Any) -> None:
     with pytest.raises(LoadError, match="is not a worker: HTTP 404"):
         async with remote(WorkerAddress("127.0.0.1", chat_server.port, TOKEN), folder=tmp_path):
             pass
 
 
-async def test_another_protocol_is_told_on_both_sides(
+async def test_another_protocol_is_reported_on_both_sides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_session, "PROTOCOL", 99)
@@ -247,7 +249,7 @@ async def test_another_protocol_is_told_on_both_sides(
 
 
 @pytest.mark.full
-async def test_a_host_that_talks_nonsense_is_told_and_ended(tmp_path: Path) -> None:
+async def test_a_host_that_sends_garbage_is_disconnected(tmp_path: Path) -> None:
     async with listener(tmp_path) as far:
         async with connect(
             far.address.url, additional_headers={"Authorization": f"Bearer {TOKEN}"}, compression=None
@@ -268,7 +270,9 @@ async def test_a_host_that_talks_nonsense_is_told_and_ended(tmp_path: Path) -> N
         (False, "no_such_environment_anywhere", "there is no environment `no_such_environment_anywhere`"),
     ],
 )
-async def test_what_is_not_there_is_told(tmp_path: Path, serve: bool, target: str | None, says: str) -> None:
+async def test_missing_environments_are_reported(
+    tmp_path: Path, serve: bool, target: str | None, says: str
+) -> None:
     async with listener(tmp_path, serve=serve) as far:
         with pytest.raises(LoadError, match=says) as caught:
             async with remote(far.address, folder=tmp_path, target=target):
@@ -292,7 +296,7 @@ async def test_only_the_named_environment_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_a_worker_that_dies_there_comes_back(tmp_path: Path) -> None:
+async def test_a_dead_remote_worker_restarts(tmp_path: Path) -> None:
     async with listener(tmp_path) as far, remote(far.address, folder=tmp_path) as environment:
         before = await number(environment, "pid")
         for said, kind, how in (
@@ -307,7 +311,7 @@ async def test_a_worker_that_dies_there_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_code_that_never_returns_there_is_ended_with_its_time(tmp_path: Path) -> None:
+async def test_endless_code_on_a_remote_worker_is_stopped(tmp_path: Path) -> None:
     async with (
         listener(tmp_path) as far,
         remote(far.address, folder=tmp_path, rollout_timeout=2.0, stall_seconds=0.5) as environment,
@@ -334,7 +338,7 @@ class Waiting(Client):
 
 
 @pytest.mark.full
-async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
+async def test_a_hanging_machine_is_detected_and_its_rollouts_are_retryable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_remote, "PING_SECONDS", 0.75)
@@ -355,7 +359,7 @@ async def test_a_machine_that_hangs_is_noticed_and_its_rollouts_are_retryable(
 
 
 @pytest.mark.full
-async def test_a_worker_that_computes_is_not_taken_for_gone(
+async def test_a_computing_worker_is_not_considered_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_remote, "PING_SECONDS", 0.5)
@@ -418,7 +422,7 @@ async def test_a_listener_that_ends_leaves_no_worker(tmp_path: Path, sign: signa
         await until(lambda: gone(pid))
 
 
-def test_addresses_are_read_as_people_write_them(tmp_path: Path) -> None:
+def test_addresses_are_read_in_common_formats(tmp_path: Path) -> None:
     assert str(WorkerAddress.parse("tcp://10.0.0.5:7100")) == "tcp://10.0.0.5:7100"
     assert WorkerAddress.parse("tcp://[::1]:7100").url == "ws://[::1]:7100/"
     assert "secret" not in repr(WorkerAddress("a", 1, "secret"))

@@ -83,7 +83,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-async def test_what_is_played_does_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+async def test_rollouts_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     def model(request: ModelRequest) -> str:
         return "roll" if request.turn == 0 else f"end {request.seed % 97}"
 
@@ -101,7 +101,7 @@ async def test_what_is_played_does_not_depend_on_the_number_of_workers(tmp_path:
 
 
 @pytest.mark.full
-async def test_rollouts_go_to_the_worker_that_plays_the_fewest(tmp_path: Path) -> None:
+async def test_rollouts_go_to_the_least_busy_worker(tmp_path: Path) -> None:
     async with pool(tmp_path, 3) as environment:
         (example,) = await environment.examples("eval", 0, 1)
         arrived = asyncio.Semaphore(0)
@@ -147,7 +147,7 @@ class Waiting(Client):
 
 
 @pytest.mark.full
-async def test_the_death_of_one_worker_is_that_workers_alone(tmp_path: Path) -> None:
+async def test_a_dead_worker_does_not_affect_others(tmp_path: Path) -> None:
     async with pool(tmp_path, 3) as environment:
         before = await pids(environment)
         (example,) = await environment.examples("eval", 0, 1)
@@ -189,7 +189,7 @@ async def test_an_evaluation_survives_workers_that_die(tmp_path: Path) -> None:
     assert len(died) == 3
 
 
-async def test_when_no_worker_is_left_an_evaluation_ends(tmp_path: Path) -> None:
+async def test_without_workers_an_evaluation_stops(tmp_path: Path) -> None:
     client = ScriptedClient(lambda request: "kill")
     async with pool(tmp_path, 2, restarts=0, arguments={"rows": 30}) as environment:
         pin = EnvironmentPin(name="talking", info=environment.info)
@@ -198,7 +198,7 @@ async def test_when_no_worker_is_left_an_evaluation_ends(tmp_path: Path) -> None
             await evaluate(environment, client, plan, None, pin)
 
 
-async def test_synchronous_code_holds_up_its_own_worker_only(tmp_path: Path) -> None:
+async def test_synchronous_code_blocks_only_its_own_worker(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     async with pool(tmp_path, 2) as environment:
         (example,) = await environment.examples("eval", 0, 1)
@@ -236,7 +236,7 @@ if count == 3:
     assert not any(alive(pid) for pid in started)
 
 
-async def test_workers_that_load_different_things_are_refused(tmp_path: Path) -> None:
+async def test_workers_with_different_environments_are_rejected(tmp_path: Path) -> None:
     body = BODY.replace('name="talking"', 'name="talking", summary=str(os.getpid())')
     with pytest.raises(LoadError, match="different environments"):
         async with pool(tmp_path, 2, body):
@@ -244,7 +244,7 @@ async def test_workers_that_load_different_things_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.full
-async def test_closing_ends_a_worker_that_is_being_started(tmp_path: Path) -> None:
+async def test_closing_stops_a_starting_worker(tmp_path: Path) -> None:
     gate = tmp_path / "again"
     body = (
         BODY
@@ -266,14 +266,14 @@ if os.path.exists({str(gate)!r}):
 @pytest.mark.parametrize(
     ("concurrency", "cores", "workers"), [(1, 8, 1), (256, 8, 1), (257, 8, 2), (9999, 4, 4)]
 )
-def test_the_automatic_number_of_workers(
+def test_the_automatic_number_of_workers_follows_the_cores(
     monkeypatch: pytest.MonkeyPatch, concurrency: int, cores: int, workers: int
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     assert automatic_workers(concurrency) == workers
 
 
-async def test_what_a_worker_has_loaded_is_not_looked_through_for_garbage(tmp_path: Path) -> None:
+async def test_loaded_objects_are_excluded_from_garbage_collection(tmp_path: Path) -> None:
     async with pool(tmp_path, 1) as environment:
         (example,) = await environment.examples("eval", 0, 1)
         rollout = await environment.rollout(ScriptedClient(["frozen", "end"]), example)

@@ -36,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_killed_host_s_folder_goes_when_the_next_one_starts(place: Path) -> None:
+def test_folders_of_killed_hosts_are_removed_at_the_next_start(place: Path) -> None:
     setting = HOST.replace(
         "folder =", "from wander.worker.host import link as m; m._SOCKET_LIMIT = 1000\nfolder ="
     )
@@ -59,7 +59,7 @@ def test_a_killed_host_s_folder_goes_when_the_next_one_starts(place: Path) -> No
     assert list(place.iterdir()) == []
 
 
-def test_only_what_is_ours_is_removed(place: Path) -> None:
+def test_only_our_own_folders_are_removed(place: Path) -> None:
     (place / "elsewhere").mkdir()
     (place / "elsewhere" / "kept").touch()
     link, file, opened, left, another = (place / f"{PREFIX}{'0' * 15}{number}" for number in range(5))
@@ -76,7 +76,7 @@ def test_only_what_is_ours_is_removed(place: Path) -> None:
     assert (place / "elsewhere" / "kept").exists()
 
 
-async def test_what_keeps_a_socket_from_being_made_is_told(
+async def test_errors_while_creating_a_socket_are_reported(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def none_left(*given: object, **named: object) -> None:

@@ -36,7 +36,7 @@ TABLE: dict[str, tuple[int, list[str], str]] = {
 
 @pytest.mark.full  # `tests/client` has the same errors within the process
 @pytest.mark.parametrize("what", TABLE)
-def test_bad_names_and_arguments_are_refused(bundled, what):
+def test_bad_names_and_arguments_are_rejected(bundled, what):
     status, arguments, named = TABLE[what]
     assert named in bundled.refused(status, *arguments)
     assert not (bundled.home / "runs").exists()
@@ -44,7 +44,7 @@ def test_bad_names_and_arguments_are_refused(bundled, what):
 
 
 @pytest.mark.full
-def test_a_wrong_token_is_refused(machine, bundled, tmp_path):
+def test_a_wrong_token_is_rejected(machine, bundled, tmp_path):
     machine.wander("new", machine.home / "rhyme")
     wrong = {**machine.environment, "WANDER_TOKEN": "wnd_" + "x" * 46}
     assert "token" in machine.refused(LOGIN, "publish", "./rhyme", env=wrong)
@@ -53,19 +53,19 @@ def test_a_wrong_token_is_refused(machine, bundled, tmp_path):
     assert machine.run("wander", "env", "info", "admin/rhyme").returncode == NOT_FOUND
 
 
-def test_a_hub_that_is_down_is_named(machine):
+def test_an_unreachable_hub_is_named(machine):
     nobody = f"http://127.0.0.1:{free_port()}"
     assert nobody in machine.refused(UNAVAILABLE, "search", "--hub", nobody)
 
 
-def test_a_server_that_is_no_hub_is_named(machine):
+def test_a_server_that_is_not_a_hub_is_named(machine):
     with chat_endpoint(lambda messages: "x") as endpoint:
         said = machine.refused(UNAVAILABLE, "search", "--hub", endpoint.base_url.removesuffix("/v1"))
     assert endpoint.base_url.removesuffix("/v1") in said
 
 
 @pytest.mark.full
-def test_an_endpoint_that_is_down_is_named(bundled, tmp_path):
+def test_an_unreachable_endpoint_is_named(bundled, tmp_path):
     url = f"http://127.0.0.1:{free_port()}/v1"
     model = ["-m", "x", "-b", url, "-n", 2, "--out", tmp_path / "run"]
     said = bundled.refused(UNAVAILABLE, "eval", "admin/reverse-text", *model)
@@ -85,7 +85,7 @@ def test_an_endpoint_that_is_down_is_named(bundled, tmp_path):
     ],
     ids=["html", "another object", "no choices", "nothing", "bytes"],
 )
-def test_an_endpoint_that_answers_garbage_is_named(bundled, tmp_path, answer, status):
+def test_an_endpoint_with_invalid_responses_is_named(bundled, tmp_path, answer, status):
     with chat_endpoint(lambda messages: answer) as endpoint:
         model = ["-m", "x", "-b", endpoint.base_url, "-n", 2, "--out", tmp_path / "run"]
         said = bundled.refused(status, "eval", "admin/reverse-text", *model)
@@ -114,7 +114,7 @@ def test_a_data_folder_that_is_a_file_is_named(tmp_path):
     assert place.read_text() == "not a folder"
 
 
-def test_errors_are_json_when_json_is_asked_for(machine, bundled):
+def test_errors_are_json_if_requested(machine, bundled):
     done = machine.run("wander", "install", "admin/no-such-game", "--json")
     assert done.returncode == NOT_FOUND
     error = json.loads(done.stdout)["error"]
@@ -136,7 +136,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.full
-def test_a_full_disk_loses_nothing_that_was_written(machine, bundled, small_disk):
+def test_a_full_disk_loses_no_written_data(machine, bundled, small_disk):
     long_answer = f"<reversed_text>{'x' * 200_000}</reversed_text>"
     run = small_disk / "run"
     with chat_endpoint(lambda messages: long_answer) as endpoint:
@@ -157,7 +157,7 @@ def test_an_install_on_a_full_disk_leaves_nothing(machine, bundled, small_disk):
     assert sum(path.stat().st_size for path in Path(small_disk).rglob("*") if path.is_file()) < 1_000_000
 
 
-def test_a_store_that_cannot_be_written_is_named(machine, bundled):
+def test_an_unwritable_storage_is_named(machine, bundled):
     if os.geteuid() == 0:
         place = machine.home / "a-file"
         place.write_text("in the way")

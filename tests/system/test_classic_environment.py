@@ -66,7 +66,7 @@ def machine(tmp_path_factory, tmp_path, hub, full_mirror) -> Machine:
     return Machine(home, hub, full_mirror, {"UV_CACHE_DIR": str(uv_cache)})
 
 
-def test_an_old_pin_gets_the_hubs_verifiers_and_plays(machine):
+def test_an_old_pin_gets_verifiers_from_the_hub(machine):
     folder = machine.home / "classic-sayer"
     folder.mkdir()
     (folder / "classic_sayer.py").write_text(MODULE)

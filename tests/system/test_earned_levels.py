@@ -228,7 +228,7 @@ def end_by_time(manifest: Record, rollouts: list[Record]) -> None:
 # A3: code of a package cannot tell that it is replayed.
 
 
-def test_code_that_looks_round_sees_the_same_at_home_and_in_the_replay(arena: Arenas) -> None:
+def test_code_cannot_distinguish_a_replay_from_an_evaluation(arena: Arenas) -> None:
     """Each rollout tells one thing that it sees, so a single difference would make the run `claimed`."""
     manifest, rollouts = arena.evaluate("-a", "looks=true", "-a", "size=12")
     seen = dict(json.loads(one["completion"][1]["content"]) for one in rollouts)
@@ -238,7 +238,7 @@ def test_code_that_looks_round_sees_the_same_at_home_and_in_the_replay(arena: Ar
 
 
 @pytest.mark.parametrize("way", ["judge", "turn", "foreign turn", "call", "nobody"])
-def test_code_that_asks_for_more_than_is_on_record_ends_its_rollout(arena: Arenas, way: str) -> None:
+def test_requests_beyond_the_record_end_the_rollout(arena: Arenas, way: str) -> None:
     """It catches whatever is raised and goes on, so only the host can make the rollout differ."""
     manifest, rollouts = arena.evaluate("-a", f"probes={way}")
     for one in rollouts:
@@ -273,7 +273,7 @@ PINS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("name", PINS)
-def test_what_is_no_pin_is_refused(arena: Arenas, name: str) -> None:
+def test_invalid_pins_are_rejected(arena: Arenas, name: str) -> None:
     manifest, rollouts = arena.evaluate("-a", "players=2", "--player", "O=scripted:arena_env:weak")
     PINS[name](manifest, rollouts)
     answer = post(arena.judge, manifest, rollouts)
@@ -281,7 +281,7 @@ def test_what_is_no_pin_is_refused(arena: Arenas, name: str) -> None:
     assert arena.judge.get(f"/api/v1/runs/{manifest['run_id']}").status_code == 404
 
 
-def test_an_opponent_is_who_the_hub_replays_or_is_stated(arena: Arenas) -> None:
+def test_opponents_are_replayed_or_self_reported(arena: Arenas) -> None:
     weak = ("-a", "players=2", "--player", "O=scripted:arena_env:weak")
     honest = arena.post(*arena.evaluate(*weak))
     manifest, rollouts = arena.evaluate(*weak)
@@ -320,7 +320,7 @@ def test_an_opponent_is_who_the_hub_replays_or_is_stated(arena: Arenas) -> None:
     assert len(set(apart)) == len(apart), "none of them is compared with another"
 
 
-def test_words_that_the_environment_did_not_say_are_not_proved_by_scoring_them(arena: Arenas) -> None:
+def test_rescoring_does_not_prove_messages_of_the_environment(arena: Arenas) -> None:
     """The rewards follow from these transcripts, but the script that is pinned says something else."""
     manifest, rollouts = arena.evaluate("-a", "players=2", "--player", "O=scripted:arena_env:strong")
     assert {one["reward"] for one in rollouts} == {0.0}
@@ -368,7 +368,7 @@ STATED: dict[str, Change] = {
 }
 
 
-def test_what_a_manifest_states_of_its_environment_is_compared(arena: Arenas) -> None:
+def test_environment_facts_in_a_manifest_are_compared(arena: Arenas) -> None:
     posted = {}
     for name, change in STATED.items():
         manifest, rollouts = arena.evaluate()
@@ -381,7 +381,7 @@ def test_what_a_manifest_states_of_its_environment_is_compared(arena: Arenas) ->
     assert {name: arena.level(run_id) for name, run_id in posted.items()} == dict.fromkeys(posted, "claimed")
 
 
-def test_an_end_by_a_limit_that_the_environment_has_is_counted(arena: Arenas) -> None:
+def test_endings_by_a_limit_of_the_environment_are_counted(arena: Arenas) -> None:
     manifest, rollouts = arena.evaluate("-a", "limit=600")
     honest = arena.post(manifest, rollouts)
     manifest, rollouts = arena.evaluate("-a", "limit=600")
@@ -402,7 +402,7 @@ def test_an_end_by_a_limit_that_the_environment_has_is_counted(arena: Arenas) ->
 # B3: judges.
 
 
-def test_a_judge_that_is_a_script_is_asked_again(arena: Arenas) -> None:
+def test_a_scripted_judge_is_called_again(arena: Arenas) -> None:
     honest = arena.post(*arena.evaluate("-a", "judged=true"))
     forged = {}
     for name, change in {
@@ -423,7 +423,7 @@ def test_a_judge_that_is_a_script_is_asked_again(arena: Arenas) -> None:
 # B4, B5 and B6: boards.
 
 
-def test_equal_answers_are_one_entry_and_boards_are_as_the_environment_has_them(arena: Arenas) -> None:
+def test_equal_answers_are_folded_on_boards(arena: Arenas) -> None:
     same = ({}, {"most": 2}, {"players": 0.0}, {"size": 4, "easy": 0.5}, {"looks": False, "probes": ""})
     posted = []
     for number, arguments in enumerate(same):
@@ -449,7 +449,7 @@ def test_equal_answers_are_one_entry_and_boards_are_as_the_environment_has_them(
 # B7: credit for weights.
 
 
-def test_weights_are_as_their_submitter_states(arena: Arenas) -> None:
+def test_weights_are_self_reported(arena: Arenas) -> None:
     for number, token in enumerate([None, arena.mallory, None, arena.mallory, arena.mallory]):
         manifest, rollouts = arena.evaluate()
         manifest["model"] |= {"name": f"w{number}", "weights_sha256": OPTIMAL}
@@ -461,7 +461,7 @@ def test_weights_are_as_their_submitter_states(arena: Arenas) -> None:
 # C2: nobody holds up the queue.
 
 
-def test_slow_and_loud_runs_hold_up_nobody_else(arena: Arenas) -> None:
+def test_slow_and_verbose_runs_do_not_block_others(arena: Arenas) -> None:
     slow, loud, short = (
         arena.evaluate(*words) for words in (("-a", "slow=0.3"), ("-a", "loud=20"), ("-n", 1))
     )
@@ -509,7 +509,7 @@ def processes_below(pid: int) -> dict[int, str]:
     return found
 
 
-def test_whoever_asks_for_less_lowers_nothing(arena: Arenas) -> None:
+def test_a_lower_verification_request_lowers_no_level(arena: Arenas) -> None:
     """Without the state that playing leaves, the rubric says something else of each of these transcripts."""
     run_id = arena.post(*arena.evaluate())
     assert arena.level(run_id) == "replayed"
@@ -534,7 +534,7 @@ def test_whoever_asks_for_less_lowers_nothing(arena: Arenas) -> None:
     ],
     ids=lambda each: str(getattr(each, "name", each)),
 )
-def test_a_lost_process_lowers_nothing(arena: Arenas, part: str, number: signal.Signals) -> None:
+def test_a_lost_process_lowers_no_level(arena: Arenas, part: str, number: signal.Signals) -> None:
     run_id = arena.post(*arena.evaluate("-a", "slow=0.5"))
 
     def struck() -> bool | None:

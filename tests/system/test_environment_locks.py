@@ -113,7 +113,7 @@ def lock_address(hub: LiveHub, name: str) -> str:
     return f"{hub.url}/api/v1/environments/admin/{name}/versions/0.1.0/pylock.toml"
 
 
-def test_a_run_comes_out_the_same_by_its_lock_alone(played: Machine, new_machine: Any) -> None:
+def test_the_lock_alone_reproduces_a_run(played: Machine, new_machine: Any) -> None:
     stranger: Machine = new_machine("stranger")
     same = stranger.run("wander", "runs", "replay", played.home / "run", "--json")
     assert same.returncode == 0, same.stdout + same.stderr
@@ -135,7 +135,7 @@ def test_a_run_comes_out_the_same_by_its_lock_alone(played: Machine, new_machine
     assert any("lock is ignored: the installed packages differ" in text for text in answer["warnings"])
 
 
-def test_what_was_chosen_last_is_played_and_recorded(played: Machine, new_machine: Any) -> None:
+def test_the_latest_choice_of_a_lock_is_used_and_recorded(played: Machine, new_machine: Any) -> None:
     machine: Machine = new_machine("chooser")
     (locked,) = machine.wander("install", "admin/say-env")
     pin, reward = evaluated(machine, "say-env", "by-lock")
@@ -152,9 +152,7 @@ def test_what_was_chosen_last_is_played_and_recorded(played: Machine, new_machin
     machine.wander("runs", "replay", machine.home / "without")
 
 
-def test_one_run_leaves_the_lock_aside_and_the_next_takes_it(
-    played: Machine, new_machine: Any, lock_hub: LiveHub
-) -> None:
+def test_ignoring_the_lock_affects_only_one_run(played: Machine, new_machine: Any, lock_hub: LiveHub) -> None:
     machine: Machine = new_machine("once")
     pin, reward = evaluated(machine, "say-env", "without", "--set", "no_lock=true")
     assert (pin["lock_sha256"], pin["unlocked"], reward) == (None, "chosen", 0.5)
@@ -184,7 +182,7 @@ def test_the_hub_verifies_a_run_with_its_lock(played: Machine, lock_hub: LiveHub
     assert lock_hub.get(f"/api/v1/runs/{run_id}").json()["level"] == "replayed", found
 
 
-def test_a_run_that_names_another_lock_is_refused(played: Machine, tmp_path: Path) -> None:
+def test_a_run_with_another_lock_is_rejected(played: Machine, tmp_path: Path) -> None:
     forged = Path(shutil.copytree(played.home / "run", tmp_path / "forged"))
     manifest = json.loads((forged / "run.json").read_text())
     manifest["environment"]["lock_sha256"] = "12" * 32
@@ -200,7 +198,7 @@ def test_a_run_that_names_another_lock_is_refused(played: Machine, tmp_path: Pat
 
 
 @pytest.mark.parametrize("tool", ["uv", "pip"])
-def test_plain_installers_take_the_lock_from_the_hub(
+def test_pip_and_uv_install_from_the_lock_of_the_hub(
     played: Machine, lock_hub: LiveHub, tool: str, tmp_path: Path
 ) -> None:
     python = played.fresh_venv(f"plain-{tool}")
@@ -215,9 +213,7 @@ def test_plain_installers_take_the_lock_from_the_hub(
     assert loaded.stdout.strip() == "1.0", loaded.stderr
 
 
-def test_a_lock_names_nothing_of_the_machine_that_made_it(
-    played: Machine, shop: PackageShop, lock_hub: LiveHub
-) -> None:
+def test_a_lock_contains_no_local_information(played: Machine, shop: PackageShop, lock_hub: LiveHub) -> None:
     made = played.wander("env", "lock", "admin/say-env@0.1.0")
     assert shop.host not in made["lock"]
     assert str(played.home) not in made["lock"]
@@ -226,7 +222,7 @@ def test_a_lock_names_nothing_of_the_machine_that_made_it(
     assert shop.host in httpx.get(lock_address(lock_hub, "say-env"), timeout=30).text
 
 
-def test_other_bytes_on_the_index_are_not_installed(
+def test_changed_files_on_the_index_are_not_installed(
     played: Machine, shop: PackageShop, new_machine: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     wheel = next((shop.folder / "simple" / "say-rules").glob("*-1.0-*.whl"))
@@ -244,7 +240,7 @@ def test_other_bytes_on_the_index_are_not_installed(
     machine.wander("install", "admin/say-env@0.1.0")
 
 
-def test_a_lock_of_another_platform_is_refused_with_a_way_out(new_machine: Any, tmp_path: Path) -> None:
+def test_a_lock_of_another_platform_is_rejected_with_a_hint(new_machine: Any, tmp_path: Path) -> None:
     machine: Machine = new_machine("elsewhere")
     folder = project(machine, "say-elsewhere")
     machine.wander("publish", folder, "--no-check", "--no-lock")
@@ -268,7 +264,7 @@ def test_a_lock_of_another_platform_is_refused_with_a_way_out(new_machine: Any, 
     assert installed["unlocked"] == "chosen"
 
 
-def test_a_package_that_nobody_can_install_is_not_published_by_mistake(new_machine: Any) -> None:
+def test_an_uninstallable_package_is_not_published_by_mistake(new_machine: Any) -> None:
     machine: Machine = new_machine("mistaken")
     folder = project(machine, "say-nothing")
     text = (folder / "pyproject.toml").read_text()

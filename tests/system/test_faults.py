@@ -10,7 +10,7 @@ from gpu_scripts import gpu_script
 from hub_cluster import BUCKET, DATABASE, FRONT, Loopback
 
 
-def test_each_part_is_started_after_those_that_it_waits_for() -> None:
+def test_parts_start_in_the_order_of_their_dependencies() -> None:
     started: list[str] = []
 
     def part(name: str) -> Any:

@@ -80,7 +80,7 @@ def post(hub: LiveHub, run: Path, home: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_a_full_disk_rejects_what_is_new_and_loses_nothing(hub: LiveHub, disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_rejects_uploads_and_loses_nothing(hub: LiveHub, disk: Path, tmp_path: Path) -> None:
     first, second = make_wheel(tmp_path), make_wheel(tmp_path, version="0.2.0")
     assert upload(hub, first).status_code == 200
     kept = write_run(tmp_path / "runs" / "kept", rewards=[1.0, 0.0])

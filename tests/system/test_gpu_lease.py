@@ -43,7 +43,7 @@ def part(name: str, program: str, share: float, *words: str) -> Any:
     return lease.Part(name, program, share, "", given, goal=0.85)
 
 
-def test_a_part_that_fails_or_takes_too_long_does_not_cost_the_others(
+def test_a_failed_or_slow_part_does_not_affect_others(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = (

@@ -83,7 +83,7 @@ def test_the_first_load_is_enough_for_what_it_holds(packed: Packed, machine: Any
     machine.assemble("weights")
 
 
-def test_a_load_with_another_digest_is_refused_and_what_is_there_stays(packed: Packed, machine: Any) -> None:
+def test_a_load_with_a_wrong_digest_is_rejected(packed: Packed, machine: Any) -> None:
     machine.take([packed.out / "load-1"])
     before = {path.name: path.read_bytes() for path in machine.parts.iterdir()}
     load = packed.load(2)
@@ -98,7 +98,7 @@ def test_a_load_with_another_digest_is_refused_and_what_is_there_stays(packed: P
 
 
 @pytest.mark.parametrize("content", [b"", b"not an archive", None], ids=["empty", "text", "cut"])
-def test_a_load_that_is_no_archive_or_cut_short_is_refused(
+def test_an_invalid_or_truncated_load_is_rejected(
     packed: Packed, machine: Any, content: bytes | None
 ) -> None:
     load = packed.load(2)
@@ -107,7 +107,7 @@ def test_a_load_that_is_no_archive_or_cut_short_is_refused(
         machine.take([load])
 
 
-def test_a_load_of_another_kit_is_refused(packed: Packed, machine: Any, tmp_path: Path) -> None:
+def test_a_load_of_another_kit_is_rejected(packed: Packed, machine: Any, tmp_path: Path) -> None:
     machine.take([packed.out / "load-1"])
     other = make_loads(tmp_path / "other", seed=1)
     with pytest.raises(kit.KitError, match=r"belongs to kit \w{12}, but .* has kit \w{12}"):
@@ -125,7 +125,7 @@ def test_a_load_of_another_kit_is_refused(packed: Packed, machine: Any, tmp_path
         ({"machine": "vax"}, "packed for vax"),
     ],
 )
-def test_another_python_torch_or_processor_than_packed_for_is_said_before_anything_is_written(
+def test_a_different_machine_is_reported_before_writing(
     tmp_path: Path, machine: Any, target: dict[str, str], words: str
 ) -> None:
     packed = make_loads(tmp_path / "out", **target)
@@ -134,7 +134,7 @@ def test_another_python_torch_or_processor_than_packed_for_is_said_before_anythi
     assert not machine.folder.exists()
 
 
-def test_a_python_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
@@ -185,9 +185,7 @@ def test_packages_that_are_missing_or_too_old_are_named_with_who_needs_them() ->
     assert found[1].startswith("the kit needs pytest<1, but ")
 
 
-def test_taking_says_what_is_missing_and_other_commands_that_no_load_came(
-    packed: Packed, machine: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_loads_are_reported(packed: Packed, machine: Any, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--kit", str(machine.folder)]
     assert kit.main(["smoke", *place]) == 2
     assert "no load is in" in capsys.readouterr().err
@@ -195,7 +193,7 @@ def test_taking_says_what_is_missing_and_other_commands_that_no_load_came(
     assert capsys.readouterr().out == "base: complete\nweights: number 2, 3 of 3 loads is missing\n"
 
 
-def test_what_a_command_does_not_know_goes_to_its_program() -> None:
+def test_unknown_options_are_passed_to_the_program() -> None:
     options = kit.read_arguments(["experiment", "tictactoe", "--slice", "480", "--device", "cpu"])
     assert (options.rest, options.device) == (["tictactoe", "--slice", "480"], "cpu")
     options = kit.read_arguments(["run", "--", "wander", "eval", "--out", "x"])
@@ -213,7 +211,7 @@ def test_a_machine_describes_itself_as_a_target_that_can_be_packed_for(tmp_path:
     assert (other["python"], other["torch"], other["there"]["torch"]) == ("3.13", "2.9", "")
 
 
-def test_the_target_of_the_repository_is_whole_and_packs_none_of_the_large_ones() -> None:
+def test_the_default_target_is_complete_without_large_packages() -> None:
     target = pack.read_target(pack.HERE / "target.toml", None, None)
     assert (target["python"], target["torch"], target["cuda"]) == ("3.12", "2.11", "13")
     assert {"torch", "transformers", "accelerate", "peft", "pyarrow", "safetensors"} <= target["there"].keys()
@@ -239,20 +237,20 @@ def test_vllm_is_carried_at_versions_that_fit_the_target(packed: Packed, machine
         (["--target", "nowhere.toml"], "`nowhere.toml` cannot be read"),
     ],
 )
-def test_packing_refuses_what_cannot_be(
+def test_packing_rejects_impossible_targets(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pack.main(words) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_target_that_leaves_something_out_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_target_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text('python = "3.12"\n')
     with pytest.raises(pack.PackError, match="does not specify cuda, glibc, machine, there, torch"):
         pack.read_target(tmp_path / "t.toml", None, None)
 
 
-def test_what_is_not_committed_yet_travels_too(tmp_path: Path) -> None:
+def test_uncommitted_files_are_packed_too(tmp_path: Path) -> None:
     import tarfile
 
     archive = pack.archive_source(tmp_path / "source.tar.gz")

@@ -61,7 +61,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     return Machine(folder / "kit", folder / "carried")
 
 
-def test_a_load_that_did_not_come_is_named_and_all_of_them_install_without_an_index(machine: Machine) -> None:
+def test_loads_install_without_an_index_and_missing_ones_are_named(machine: Machine) -> None:
     loads = sorted(path.name for path in machine.carried.glob("load-*"))
     assert len(loads) >= 2
     assert all(path.stat().st_size <= 1 << 20 for path in machine.carried.glob("*/load-*.tar"))
@@ -83,7 +83,7 @@ def test_a_load_that_did_not_come_is_named_and_all_of_them_install_without_an_in
 
 
 @pytest.mark.slow
-def test_smoke_tries_every_item_and_writes_what_it_found(machine: Machine, tmp_path: Path) -> None:
+def test_smoke_tries_every_item_and_writes_a_report(machine: Machine, tmp_path: Path) -> None:
     loads = [word for load in sorted(machine.carried.glob("load-*")) for word in ("--loads", str(load))]
     sizes = ["--games", "8", "--warm-up", "6", "--hidden", "32", "--layers", "1"]
     done = machine.run("smoke", *loads, "--out", str(tmp_path), *sizes)
@@ -113,7 +113,7 @@ def stop_after(machine: Machine, steps: int, metrics: Path, *words: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_second_slice_goes_on_where_the_first_was_stopped(machine: Machine, tmp_path: Path) -> None:
+def test_the_second_slice_resumes_the_first(machine: Machine, tmp_path: Path) -> None:
     loads = [word for load in sorted(machine.carried.glob("load-*")) for word in ("--loads", str(load))]
     run = machine.kit / "runs/tictactoe-tiny"
     metrics = run / "seed-0/training/4-rl/metrics.jsonl"

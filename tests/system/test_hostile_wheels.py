@@ -112,9 +112,7 @@ def add_to_wheel(wheel: Path, path: str, content: str) -> None:
         ("scripts/activate_this.py", "unsafe_script"),
     ],
 )
-def test_the_hub_refuses_wheels_that_would_replace_what_python_needs(
-    path: str, code: str, judge: LiveHub
-) -> None:
+def test_the_hub_rejects_wheels_that_replace_files_of_python(path: str, code: str, judge: LiveHub) -> None:
     wheel = wheel_of({f"{DATA}/{path}": b"home = /var/run/../bin\n"})
     answer = httpx.post(
         f"{judge.url}/admin/legacy/",
@@ -145,7 +143,7 @@ def test_a_dependency_that_would_replace_it_is_the_packages_fault_at_home_and_on
     assert "sandbox" not in found["error"]
 
 
-def test_the_hub_asks_no_address_of_a_lock_and_publishes_what_none_of_its_indexes_says(
+def test_the_hub_requests_no_address_in_a_lock(
     judge: LiveHub, home: Machine, shop: PackageShop, mirror: str, tmp_path: Path
 ) -> None:
     """Both the author's machine and the hub reach the address, but the hub is not configured to ask there."""
@@ -278,7 +276,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_the_hub_asks_no_address_of_a_requirement(
+def test_the_hub_requests_no_address_in_a_requirement(
     address: str, judge: LiveHub, home: Machine, mirror: str, tmp_path: Path
 ) -> None:
     with package_shop(tmp_path / "inner", mirror) as inner:
@@ -289,9 +287,7 @@ def test_the_hub_asks_no_address_of_a_requirement(
         assert inner.asked == []
 
 
-def test_an_environment_finds_nothing_of_the_hub_whatever_lies_in_its_virtual_environment(
-    judge: LiveHub, home: Machine
-) -> None:
+def test_an_environment_cannot_find_files_of_the_hub(judge: LiveHub, home: Machine) -> None:
     publish(home, "seeking-env", SEEKER)
     data = judge.data
     folders = [

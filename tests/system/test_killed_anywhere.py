@@ -89,7 +89,7 @@ def hub(request: pytest.FixtureRequest, mirror: str, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.slow)])
-def test_nothing_is_lost_or_twice(hub: MortalHub, tmp_path: Path, kills: int) -> None:
+def test_nothing_is_lost_or_duplicated(hub: MortalHub, tmp_path: Path, kills: int) -> None:
     chance = random.Random(14)
     users = Users(hub, tmp_path)
     users.publish("0.1.0")

@@ -75,13 +75,13 @@ def post(client: httpx.Client, run: Path) -> httpx.Response:
     )
 
 
-def test_one_first_start_of_three_makes_the_administrator(cluster: Cluster) -> None:
+def test_one_of_three_starting_servers_creates_the_administrator(cluster: Cluster) -> None:
     said = [part.log.read_text() for part in cluster.servers]
     assert sum("added the administrator" in one for one in said) == 1
     assert cluster.run("fsck").returncode == 0
 
 
-def test_what_one_server_changes_all_show_at_once(cluster: Cluster, tmp_path: Path) -> None:
+def test_all_servers_show_changes_immediately(cluster: Cluster, tmp_path: Path) -> None:
     first, second, third = (ask(cluster, part) for part in cluster.servers)
     strangers = [ask(cluster, part, None) for part in cluster.servers]
     for number in range(3):
@@ -104,7 +104,7 @@ def test_what_one_server_changes_all_show_at_once(cluster: Cluster, tmp_path: Pa
     assert {one.get("/api/v1/whoami", headers=carried).status_code for one in strangers} == {401}
 
 
-def test_a_session_and_failed_attempts_are_those_of_all(cluster: Cluster) -> None:
+def test_sessions_and_failed_attempts_are_shared_by_all_servers(cluster: Cluster) -> None:
     words = [str(BIN / "wander-hub"), "user", "password", "admin"]
     environment = {**clean_environment(), **cluster.settings}
     subprocess.run(words, env=environment, input=PASSWORD, text=True, check=True, capture_output=True)
@@ -146,7 +146,7 @@ def test_quotas_and_totals_hold_over_all_servers(cluster: Cluster, tmp_path: Pat
     assert cluster.run("fsck").returncode == 0
 
 
-def test_each_server_counts_requests_of_its_own(cluster: Cluster) -> None:
+def test_each_server_counts_its_own_requests(cluster: Cluster) -> None:
     """So three let three times as many pass: docs/many-processes.md says how to set that."""
     body = {"private_by_default": False}
     for part in cluster.servers:

@@ -29,7 +29,7 @@ def _untimed(value: Any) -> Any:
     return [_untimed(one) for one in value] if isinstance(value, list) else value
 
 
-def test_a_row_of_a_trained_policy_is_run_again_by_somebody_else(
+def test_another_user_can_rerun_a_row_of_a_trained_policy(
     machine: Machine, bundled: Machine, tmp_path: Path
 ) -> None:
     machine.wander("install", GAME)

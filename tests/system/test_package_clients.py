@@ -145,7 +145,7 @@ def publishes_twice_and_refuses_other_bytes(uploader: Uploader, program: Path, p
 
 
 @pytest.mark.parametrize("uploader", [TWINE, UV, SLASHLESS], ids=["twine", "uv", "slashless"])
-def test_it_publishes_and_skips_and_says_why_not(uploader, hub, tmp_path, request):
+def test_upload_clients_publish_skip_and_report_errors(uploader, hub, tmp_path, request):
     package = Package(tmp_path / "package", f"kept-{request.node.callspec.id}")
     publishes_twice_and_refuses_other_bytes(uploader, BIN / uploader.name, package, hub)
 
@@ -153,7 +153,7 @@ def test_it_publishes_and_skips_and_says_why_not(uploader, hub, tmp_path, reques
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("uploader", [POETRY, PDM, HATCH, TWINE, UV], ids=lambda one: one.name)
-def test_it_does_so_from_a_fresh_virtual_environment(uploader, hub, tmp_path):
+def test_upload_clients_work_in_a_new_virtualenv(uploader, hub, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     program = tmp_path / "venv" / "bin" / uploader.name
     install = [program.with_name("pip"), "install", "--quiet", uploader.name, *uploader.requirements]
@@ -162,7 +162,7 @@ def test_it_does_so_from_a_fresh_virtual_environment(uploader, hub, tmp_path):
     publishes_twice_and_refuses_other_bytes(uploader, program, package, hub)
 
 
-def test_attestations_are_taken_along(hub, tmp_path):
+def test_attestations_are_uploaded(hub, tmp_path):
     package = Package(tmp_path / "package", "attested")
     for file in package.build():
         file.with_name(f"{file.name}.publish.attestation").write_text(json.dumps({"version": 1}))
@@ -219,7 +219,7 @@ def test_pip_and_uv_install_with_hashes(machine, hub, published):
         assert version_in(python) == "0.2.0"
 
 
-def test_dates_of_upload_bound_what_is_taken(machine, hub, published):
+def test_upload_dates_limit_the_resolver(machine, hub, published):
     """`exclude-newer` drops every file whose page does not say when it came."""
     index = index_of(hub)
     bounds = {
@@ -254,7 +254,7 @@ def test_pip_and_uv_lock(machine, hub, published):
     assert "two_versions-0.2.0" in (project / "pylock.toml").read_text()
 
 
-def test_a_yanked_version_is_passed_over_unless_pinned(machine, hub, published, tmp_path):
+def test_a_yanked_version_is_skipped_unless_pinned(machine, hub, published, tmp_path):
     package = Package(tmp_path / "package", "regretted")
     for version in ("1.0", "2.0"):
         package.build(version=version)
@@ -269,7 +269,7 @@ def test_a_yanked_version_is_passed_over_unless_pinned(machine, hub, published, 
     assert "wrong rewards" in pinned.stderr
 
 
-def test_a_private_package_is_had_with_a_token_alone(machine, hub, tmp_path):
+def test_a_private_package_requires_a_token(machine, hub, tmp_path):
     command, environment = hub_command(hub.data, "user", "add", "vault")
     subprocess.run(command, env=environment, check=True, capture_output=True)
     token = make_token(hub.data, "vault")
@@ -295,7 +295,7 @@ def test_a_private_package_is_had_with_a_token_alone(machine, hub, tmp_path):
                 assert version_in(python) == "0.1.0"
 
 
-def test_the_combined_index_serves_names_in_their_owners_namespace(machine, hub, tmp_path):
+def test_the_combined_index_serves_names_in_the_namespace_of_their_owner(machine, hub, tmp_path):
     package = Package(tmp_path / "package", "admin-two-versions")
     package.build()
     assert UV.run(BIN / "uv", package, f"{hub.url}/admin/legacy/", hub.token).returncode == 0

@@ -49,7 +49,7 @@ def pages_to_look_at(run_id: str) -> list[str]:
     return ["/", environment, f"{environment}/leaderboard", run, f"{run}/rollouts/0"]
 
 
-def test_every_link_of_the_pages_answers(hub, posted):
+def test_every_link_on_the_pages_works(hub, posted):
     seen, waiting = set(), [f"{hub.url}/"]
     linked = {f"{hub.url}/"}
     with httpx.Client(follow_redirects=True, timeout=30) as browser:
@@ -87,7 +87,7 @@ NEEDS_CHROMIUM = pytest.mark.skipif(
     [(1280, "light"), pytest.param(390, "dark", marks=pytest.mark.full)],
     ids=["desk", "phone"],
 )
-def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width, scheme):
+def test_a_browser_shows_the_pages_without_errors(hub, posted, width, scheme):
     with browser_page(width, color_scheme=scheme, bypass_csp=width == 390) as page:
         faults: list[str] = []
         page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
@@ -110,7 +110,7 @@ def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width, scheme):
 
 @NEEDS_CHROMIUM
 @pytest.mark.full
-def test_nothing_that_others_wrote_runs_or_breaks_the_layout(hub):
+def test_text_of_users_cannot_run_or_break_the_layout(hub):
     label, runs = publish(hub.url, hub.token)
     at = f"{hub.url}/{label}/versions/latest/source"
     found = re.search(r'[?&;]file=([^"&]*onerror[^"&]*)', httpx.get(at, timeout=30).text)
@@ -132,7 +132,7 @@ def test_nothing_that_others_wrote_runs_or_breaks_the_layout(hub):
 
 @NEEDS_CHROMIUM
 @pytest.mark.full
-def test_the_main_path_goes_by_keyboard_and_reads_without_a_script(hub, posted):
+def test_the_main_path_works_by_keyboard_and_without_javascript(hub, posted):
     with browser_page(1280) as page:
         page.goto(f"{hub.url}/runs")
         page.keyboard.press("/")

@@ -47,7 +47,7 @@ def until(done: Callable[[], bool], uploader: subprocess.Popen[bytes]) -> None:
         time.sleep(0.02)
 
 
-def test_whoever_is_left_goes_on(hub: MortalHub, tmp_path: Path):
+def test_a_surviving_process_continues(hub: MortalHub, tmp_path: Path):
     wheel = make_wheel(tmp_path)
     with wheel.open("rb") as content:
         form = {":action": "file_upload", "protocol_version": "1"}

@@ -102,7 +102,7 @@ def test_the_command_itself_installs_from_the_hub_and_a_mirror(machine, hub):
 
 
 @pytest.mark.full
-def test_other_bytes_under_a_published_version_are_refused(machine, package):
+def test_changed_files_of_a_published_version_are_rejected(machine, package):
     machine.wander("publish", package)
     assert machine.run("wander", "publish", package).returncode == 0, "the same bytes again are fine"
     readme = package / "README.md"
@@ -111,7 +111,7 @@ def test_other_bytes_under_a_published_version_are_refused(machine, package):
     assert "0.1.0" in said
 
 
-def test_a_file_that_is_no_wheel_is_refused_by_name(machine, package, hub):
+def test_an_invalid_wheel_is_rejected_by_name(machine, package, hub):
     wheel = next(path for path in built(machine, package) if path.suffix == ".whl")
     broken = wheel.with_name(wheel.name)
     broken.write_bytes(b"PK\x03\x04 this is no archive")
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_wheel_is_refused_by_name(machine, package, hub):
     )
 
 
-def test_a_wheel_whose_record_lies_is_refused(machine, package, hub):
+def test_a_wheel_with_a_false_record_is_rejected(machine, package, hub):
     wheel = next(path for path in built(machine, package) if path.suffix == ".whl")
     forged = machine.home / wheel.name
     with zipfile.ZipFile(wheel) as good, zipfile.ZipFile(forged, "w") as bad:
@@ -137,7 +137,7 @@ def test_a_wheel_whose_record_lies_is_refused(machine, package, hub):
 
 
 @pytest.mark.full
-def test_a_package_without_load_environment_is_refused(machine, package):
+def test_a_package_without_load_environment_is_rejected(machine, package):
     module = next(path for path in package.rglob("*.py") if "tests" not in path.parts)
     module.write_text('"""Nothing to load."""\n')
     said = machine.refused(1, "publish", package)

@@ -99,9 +99,7 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_killed_command_and_a_killed_hub_lose_nothing_that_arrived(
-    tmp_path: Path, mirror: str, package: Path
-) -> None:
+def test_killed_commands_and_hubs_lose_no_uploaded_part(tmp_path: Path, mirror: str, package: Path) -> None:
     data, home = tmp_path / "hub", tmp_path / "home"
     home.mkdir()
     arguments = ("publish", package, "--no-check", "--no-lock")
@@ -141,7 +139,7 @@ def broken_off(hub: LiveHub, path: str, body: bytes, sent: int) -> None:
         connection.sendall("\r\n".join([*head, "", ""]).encode() + body[:sent])
 
 
-def test_a_chunk_that_breaks_off_counts_for_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_chunk_is_discarded(tmp_path: Path) -> None:
     body = wheel_of({"data.bin": hashlib.shake_256(b"data").digest(MIB)})
     with live_hub(tmp_path / "hub", **ALONE) as hub, httpx.Client(base_url=hub.url, timeout=60) as client:
         client.headers["Authorization"] = f"Bearer {hub.token}"

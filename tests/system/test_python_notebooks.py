@@ -37,7 +37,7 @@ def shown(cell) -> str:
 
 
 @pytest.mark.full
-def test_the_notebook_that_evaluates(machine, bundled, monkeypatch):
+def test_the_evaluation_notebook_runs(machine, bundled, monkeypatch):
     cells = execute("evaluate", machine, monkeypatch)
     assert "<table>" in cells[1]
     assert "40 of 40" in cells[1]
@@ -47,7 +47,7 @@ def test_the_notebook_that_evaluates(machine, bundled, monkeypatch):
 
 
 @pytest.mark.full
-def test_the_notebook_that_publishes(machine, monkeypatch):
+def test_the_publishing_notebook_runs(machine, monkeypatch):
     cells = execute("author", machine, monkeypatch)
     assert "<th style" in cells[4]
     assert "1.000 [" in cells[4]
@@ -56,7 +56,7 @@ def test_the_notebook_that_publishes(machine, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_the_notebook_that_trains(machine, bundled, monkeypatch):
+def test_the_training_notebook_runs(machine, bundled, monkeypatch):
     cells = execute("train", machine, monkeypatch)
     assert "in the last step" in cells[3]
     assert "<svg" in cells[4]
@@ -65,7 +65,7 @@ def test_the_notebook_that_trains(machine, bundled, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_the_whole_loop_as_a_script(machine, bundled):
+def test_the_whole_loop_runs_as_a_script(machine, bundled):
     done = machine.run("python", ROOT / "examples/loop.py", "admin/tictactoe")
     assert done.returncode == 0, done.stderr
     difference, *posted = done.stdout.splitlines()
@@ -92,7 +92,7 @@ print(json.dumps({"rewards": rewards, "digest": digest, "path": str(run.path)}))
 """
 
 
-def test_a_script_loads_by_name_what_the_hub_has(machine, bundled, hub):
+def test_a_script_loads_hub_environments_by_name(machine, bundled, hub):
     player = "careful"
     done = subprocess.run(
         [str(BIN / "python"), "-W", "error", "-c", SCRIPT.replace("PLAYER", player)],

@@ -38,7 +38,7 @@ def read_only(*folders: Path) -> list[str]:
 
 
 @pytest.mark.full
-def test_what_is_installed_runs_from_folders_that_are_only_read(machine, bundled, tmp_path):
+def test_installed_environments_run_from_read_only_folders(machine, bundled, tmp_path):
     for name in ("config", "cache", "state"):
         (machine.home / name).mkdir(exist_ok=True)
     (installed,) = machine.wander("install", "admin/tictactoe")

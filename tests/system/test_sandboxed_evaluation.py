@@ -15,7 +15,7 @@ def reversing(messages: list[dict]) -> str:
 
 
 @needs_sandbox
-def test_an_installed_environment_runs_confined(machine, bundled, hub):
+def test_an_installed_environment_runs_in_the_sandbox(machine, bundled, hub):
     with chat_endpoint(reversing) as endpoint:
         ask = ["eval", "admin/reverse-text", "-m", "reverser", "-b", endpoint.base_url, "-n", 6]
         plain, confined = machine.home / "runs" / "plain", machine.home / "runs" / "confined"

@@ -33,7 +33,7 @@ def start_on(host: str, machine: Machine, *arguments: object) -> subprocess.Pope
     )
 
 
-def test_two_machines_install_and_play_in_one_home_at_once(machine: Machine) -> None:
+def test_two_machines_can_share_a_home_folder(machine: Machine) -> None:
     source = Path(__file__).resolve().parents[2] / "environments" / "reverse_text"
     ignored = shutil.ignore_patterns("__pycache__", "build", "dist")
     project = shutil.copytree(source, machine.home / "project", ignore=ignored)

@@ -158,7 +158,7 @@ def is_bound(command: str) -> bool:
     return bool(re.search(r" --(?:index-url|default-index) \S+| (?:sync|-r) http", command))
 
 
-def test_no_written_command_takes_a_name_of_ours_from_more_than_one_index():
+def test_documented_commands_use_one_index_for_our_names():
     commands = written_commands()
     assert len(commands) > 15, commands
     for place, command in commands:
@@ -193,7 +193,7 @@ def bound_commands(hub: LiveHub) -> set[str]:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_every_printed_command_installs_what_the_hub_has(new_machine, published, shared_hub):
+def test_printed_commands_install_packages_of_the_hub(new_machine, published, shared_hub):
     """A local project, of the adapters' README, needs `base-env` here."""
     machine = new_machine("commands")
     (machine.home / "pyproject.toml").write_text(
@@ -228,7 +228,7 @@ def test_every_printed_command_installs_what_the_hub_has(new_machine, published,
 
 @pytest.mark.full
 @pytest.mark.parametrize("tool", ["pip", "uv"])
-def test_an_extra_of_what_is_installed_takes_nothing_from_elsewhere(new_machine, shared_hub, tool):
+def test_installing_an_extra_uses_no_other_index(new_machine, shared_hub, tool):
     machine = new_machine(f"extra-{tool}")
     python = machine.fresh_venv("venv")
     one = ("--index-url" if tool == "pip" else "--default-index", f"{shared_hub.url}/wander/index/")
@@ -239,7 +239,7 @@ def test_an_extra_of_what_is_installed_takes_nothing_from_elsewhere(new_machine,
     assert_ours(python, "wander-sdk")
 
 
-def test_two_indexes_are_what_the_hub_warns_of(new_machine, published, shared_hub):
+def test_the_hub_warns_about_two_indexes(new_machine, published, shared_hub):
     """pip takes the highest version of all its indexes: why no command of ours gives it two."""
     machine = new_machine("two")
     words = (
@@ -263,7 +263,7 @@ def test_two_indexes_are_what_the_hub_warns_of(new_machine, published, shared_hu
 # `wander install`
 
 
-def test_what_the_owner_offers_comes_from_the_hub_without_a_lock(new_machine, published, shared_hub):
+def test_packages_of_the_owner_come_from_the_hub_without_a_lock(new_machine, published, shared_hub):
     machine = new_machine("unlocked")
     (installed,) = machine.wander("install", "admin/hop@1.0")
     origins = installed["origins"]
@@ -276,7 +276,7 @@ def test_what_the_owner_offers_comes_from_the_hub_without_a_lock(new_machine, pu
 
 
 @pytest.mark.full
-def test_what_the_owner_offers_comes_from_the_hub_with_a_lock(new_machine, published, shared_hub):
+def test_packages_of_the_owner_come_from_the_hub_with_a_lock(new_machine, published, shared_hub):
     machine = new_machine("locked")
     (installed,) = machine.wander("install", "admin/hop@1.1")
     assert installed["lock_sha256"]
@@ -289,7 +289,7 @@ def test_what_the_owner_offers_comes_from_the_hub_with_a_lock(new_machine, publi
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["default", "extra"])
-def test_a_version_that_the_hub_lacks_is_taken_from_nowhere_else(new_machine, published, hostile, kind):
+def test_a_version_missing_on_the_hub_is_not_installed_from_elsewhere(new_machine, published, hostile, kind):
     """Also where pip's settings name two indexes, which uv would search for the version one by one."""
     spot = published.home / f"built-{kind}"
     page = hostile.folder / "simple" / "base-env"

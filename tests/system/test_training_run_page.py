@@ -71,7 +71,7 @@ def trained(bundled) -> str:
     return posted
 
 
-def test_everything_of_a_training_run_is_posted(hub, trained):
+def test_all_files_of_a_training_run_are_posted(hub, trained):
     with httpx.Client(base_url=hub.url, timeout=60) as client:
         names = {one["name"] for one in client.get(f"/api/v1/runs/{trained}").json()["artifacts"]}
         assert names >= {"metrics.jsonl", "alerts.jsonl", "evaluations.jsonl", "samples.jsonl"}

@@ -126,9 +126,7 @@ def test_uv_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: Path
     assert "elsewhere" in done.stdout + done.stderr
 
 
-def test_a_stranger_who_trusts_the_workflow_too_is_in_nobody_s_way(
-    workflow: Workflow, tmp_path: Path
-) -> None:
+def test_another_user_may_trust_the_same_workflow(workflow: Workflow, tmp_path: Path) -> None:
     command, environment = hub_command(workflow.hub.data, "user", "add", "mallory")
     subprocess.run(command, env=environment, check=True, capture_output=True)
     theirs = workflow.environment | {"WANDER_TOKEN": make_token(workflow.hub.data, "mallory")}

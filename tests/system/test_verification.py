@@ -207,7 +207,7 @@ PLAYED: dict[str, tuple[Forgery, Any]] = {
 """Each with how many rollouts differ: an ellipsis for some, None if the manifest is contradicted."""
 
 
-def test_an_honest_run_is_replayed_and_a_stranger_asks_again(judge, home, honest) -> None:
+def test_an_honest_run_is_replayed_and_another_user_requests_it_again(judge, home, honest) -> None:
     manifest, rollouts = honest
     assert post(judge, manifest, rollouts).status_code == 201
     run = settled(judge, manifest["run_id"])
@@ -236,7 +236,7 @@ def test_a_newline_alone_ends_a_line_of_a_run(judge, honest) -> None:
 
 
 @pytest.mark.timeout(900)  # the hub replays a dozen runs, one after the other
-def test_forged_runs_end_as_claims(judge, honest) -> None:
+def test_forged_runs_get_the_level_claimed(judge, honest) -> None:
     posted = {}
     for name, (forge, _) in PLAYED.items():
         manifest, rollouts = copy.deepcopy(honest)
@@ -303,7 +303,7 @@ AT_THE_DOOR: dict[str, tuple[Forgery, int, str]] = {
 
 
 @pytest.mark.parametrize("name", AT_THE_DOOR)
-def test_some_forgeries_end_at_the_door(name: str, judge, honest) -> None:
+def test_some_forgeries_are_rejected_when_posted(name: str, judge, honest) -> None:
     forge, status, reason = AT_THE_DOOR[name]
     manifest, rollouts = copy.deepcopy(honest)
     manifest["run_id"] = new_run_id()
@@ -316,7 +316,7 @@ def test_some_forgeries_end_at_the_door(name: str, judge, honest) -> None:
         assert judge.get(f"/api/v1/runs/{manifest['run_id']}/verifications").json() == {"data": []}
 
 
-def test_a_file_that_was_cut_is_refused(judge, honest) -> None:
+def test_a_truncated_file_is_rejected(judge, honest) -> None:
     manifest, rollouts = copy.deepcopy(honest)
     manifest["run_id"] = new_run_id()
     body = b"".join(json.dumps(one).encode() + b"\n" for one in rollouts)

@@ -159,7 +159,7 @@ def test_a_bundled_environment_is_replayed_in_another_virtualenv_and_under_anoth
 
 
 @pytest.mark.parametrize("source", ["set", "random", "clock"])
-def test_hidden_chance_is_caught_and_the_first_difference_told(
+def test_hidden_randomness_is_detected_and_the_first_difference_reported(
     source: str, judge: LiveHub, home: Machine, model: ChatEndpoint
 ) -> None:
     if not (home.home / "chance-env").exists():
@@ -176,9 +176,7 @@ def test_hidden_chance_is_caught_and_the_first_difference_told(
     assert first["difference"].startswith("message 1 of the completion is `")
 
 
-def test_rewards_that_rest_on_a_judges_word_are_complete_at_most(
-    judge: LiveHub, home: Machine, model: ChatEndpoint
-) -> None:
+def test_rewards_of_a_judge_are_at_most_complete(judge: LiveHub, home: Machine, model: ChatEndpoint) -> None:
     project(home, "judged-env", JUDGED)
     run = evaluated(home, "admin/judged-env", model, "-n", 6)
     honest = settled(judge, posted(home, run))
@@ -225,7 +223,7 @@ def test_published_versions_are_checked_in_the_sandbox(judge: LiveHub, home: Mac
     assert "checks by this hub" in judge.get("/admin/tictactoe").text
 
 
-def test_a_verification_is_called_off_by_who_asked(judge: LiveHub, home: Machine) -> None:
+def test_the_requester_can_cancel_a_verification(judge: LiveHub, home: Machine) -> None:
     newest = judge.get("/api/v1/runs?environment=admin/tictactoe").json()["data"][0]["run_id"]
     asked = home.wander("runs", "verify", newest, "--sample", 1, "--no-wait")
     done = home.run("wander", "runs", "verify", newest, "--cancel", "--json")

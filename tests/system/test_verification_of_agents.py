@@ -63,7 +63,7 @@ def posted_run(hub: LiveHub, machine: Machine, folder: Path) -> dict[str, Any]:
     return run
 
 
-def test_a_run_of_an_agent_is_rescored_and_says_why_it_is_not_replayed(hub) -> None:
+def test_a_run_of_an_agent_is_rescored_with_a_reason(hub) -> None:
     judge, machine = hub
     run = posted_run(judge, machine, evaluated(machine, COMMAND))
     assert run["level"] == "rescored", run["level_reason"]
@@ -77,7 +77,7 @@ def test_a_run_of_an_agent_that_is_declared_deterministic_is_replayed(hub) -> No
     assert run["level"] == "replayed", run["level_reason"]
 
 
-def test_a_planted_reward_of_an_agents_run_is_claimed(hub) -> None:
+def test_a_forged_reward_of_an_agent_run_gets_the_level_claimed(hub) -> None:
     judge, machine = hub
     folder = evaluated(machine, COMMAND, lazy=True)
     rollouts = [json.loads(one.model_dump_json()) for one in RunFolder.open(folder).rollouts_in_order()]

@@ -58,7 +58,7 @@ def honest(home: Machine) -> Path:
     return evaluated(home, "expert")
 
 
-def test_an_honest_run_is_replayed_and_its_page_says_what_was_done(
+def test_an_honest_run_of_boxes_is_replayed_and_explained(
     judge: tuple[LiveHub, str], home: Machine, honest: Path
 ) -> None:
     hub, _ = judge
@@ -107,7 +107,7 @@ FORGERIES: list[tuple[Callable[[list[Record], list[Record]], None], str]] = [
 
 
 @pytest.mark.parametrize(("forge", "level"), FORGERIES, ids=lambda value: getattr(value, "__name__", value))
-def test_a_forged_run_gets_the_level_that_it_deserves(
+def test_a_forged_run_of_boxes_gets_its_deserved_level(
     forge: Callable[[list[Record], list[Record]], None],
     level: str,
     judge: tuple[LiveHub, str],

@@ -24,7 +24,7 @@ def walk_words() -> tuple[str, ...]:
     )
 
 
-def test_a_walk_counts_and_shows_what_was_lost(
+def test_exhaustive_play_counts_and_shows_lost_lines(
     wander: Wander, home: Path, walk_words: tuple[str, ...]
 ) -> None:
     words = (*walk_words, "-m", "scripted:tictactoe.players:random", "--out", "run")
@@ -64,7 +64,7 @@ def test_every_bad_line_is_in_the_json(wander: Wander, home: Path, walk_words: t
     assert best.data["clean"]
 
 
-def test_a_small_model_of_this_machine_is_walked(
+def test_a_local_model_is_played_exhaustively(
     wander: Wander, home: Path, walk_words: tuple[str, ...]
 ) -> None:
     made = wander(
@@ -87,7 +87,7 @@ def test_a_small_model_of_this_machine_is_walked(
         (("--set", "shuffle=true"), "`shuffle` has no effect"),
     ],
 )
-def test_options_of_samples_are_refused(
+def test_sampling_options_are_rejected_for_exhaustive_play(
     wander: Wander, walk_words: tuple[str, ...], words: tuple[str, ...], said: str
 ) -> None:
     result = wander(*walk_words, "-m", "scripted:tictactoe.players:random", *words)
@@ -95,7 +95,9 @@ def test_options_of_samples_are_refused(
     assert said in result.err
 
 
-def test_an_environment_without_declared_replies_is_refused(wander: Wander, folder: Path, home: Path) -> None:
+def test_an_environment_without_declared_replies_is_rejected(
+    wander: Wander, folder: Path, home: Path
+) -> None:
     result = wander(
         "eval", str(folder), "-m", "scripted:say_env:solver", "--set", "exhaustive=true", "--out", "run"
     )

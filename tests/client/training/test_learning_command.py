@@ -12,7 +12,7 @@ JUDGE_WRITING = str(Path(__file__).parents[3] / "environments" / "judge_writing"
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_what_is_not_shown_is_not_a_fault(wander: Wander, home: Path) -> None:
+def test_a_proof_that_shows_no_learning_is_not_an_error(wander: Wander, home: Path) -> None:
     result = wander("check", JUDGE_WRITING, "--learn", "--json")
     assert result.status == 0, result.err
     learning = result.data["learning"]

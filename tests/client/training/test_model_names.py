@@ -20,7 +20,7 @@ def no_key(home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["smolm2", "smollm", "Smollm-2", "smollm3"])
-def test_a_mistyped_name_gets_the_right_one(name: str) -> None:
+def test_a_mistyped_model_name_gets_a_suggestion(name: str) -> None:
     with pytest.raises(NotFound) as refused:
         require_model(name, None)
     assert refused.value.hint == "did you mean `smollm2`?"
@@ -34,7 +34,7 @@ def test_a_mistyped_name_gets_the_right_one(name: str) -> None:
         ("ollama:llama", "pass `-b URL`"),
     ],
 )
-def test_an_unknown_kind_of_model_gets_the_list(
+def test_an_unknown_kind_of_model_lists_the_kinds(
     name: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in ("", "sk-x"):
@@ -45,7 +45,7 @@ def test_an_unknown_kind_of_model_gets_the_list(
         assert hint in (refused.value.hint or "")
 
 
-def test_names_of_endpoints_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_endpoint_models_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     require_model("llama3:8b", "http://127.0.0.1:11434/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     require_model("gpt-x", None)
@@ -54,7 +54,7 @@ def test_names_of_endpoints_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     require_model("llama3:8b", None)
 
 
-def test_a_name_without_a_key_gets_the_list_too() -> None:
+def test_a_model_name_without_an_api_key_lists_the_kinds() -> None:
     with pytest.raises(LoginRequired) as refused:
         require_model("gpt-x", None)
     assert refused.value.detail == KINDS
@@ -66,32 +66,30 @@ def test_the_help_shows_the_same_list() -> None:
 
 
 @pytest.mark.parametrize("name", ["smollm2", "SmolLM2", "SmolLM2-135M-Instruct", "hf:a/b", "./x"])
-def test_what_runs_in_this_process(name: str) -> None:
+def test_models_that_run_in_this_process_are_recognized(name: str) -> None:
     assert is_local_model(name)
 
 
-def test_a_mistyped_model_to_train_is_answered_before_anything_is_loaded(
-    wander: Wander, folder: Path
-) -> None:
+def test_a_mistyped_model_to_train_is_reported_before_loading(wander: Wander, folder: Path) -> None:
     result = wander("train", "./say-env", "--model", "smolm2")
     assert result.status == 3
     assert "did you mean `smollm2`?" in result.err
     assert wander("train", "./say-env", "--model", "smollm2", "--set", "schedule.stps=3").status == 2
 
 
-def test_an_empty_repository_is_refused() -> None:
+def test_an_empty_repository_is_rejected() -> None:
     with pytest.raises(UsageError, match="no model name"):
         require_model("hf:", None)
 
 
-def test_a_folder_that_is_no_checkpoint_is_said(home: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_reported(home: Path) -> None:
     (home / "tiny").mkdir()
     with pytest.raises(NotFound) as refused:
         require_model("tiny", None)
     assert "config.json" in (refused.value.hint or "")
 
 
-def test_an_unknown_model_to_pull_is_answered(wander: Wander) -> None:
+def test_an_unknown_model_to_pull_is_reported(wander: Wander) -> None:
     assert "did you mean `smollm2`?" in wander("model", "pull", "smolm2").err
 
 
@@ -102,7 +100,7 @@ class Silent:
         raise OSError("[Errno -2] Name or service not known")
 
 
-def test_hugging_face_out_of_reach_is_said_at_once(
+def test_an_unreachable_hugging_face_is_reported_immediately(
     wander: Wander, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub
@@ -126,7 +124,7 @@ def test_a_model_that_is_nowhere_is_not_found() -> None:
     assert (explained.status, explained.code, explained.hint) == (3, "model_not_found", "look")
 
 
-def test_who_plays_in_training_is_found_from_any_folder(
+def test_players_in_training_are_found_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "made").mkdir()

@@ -57,7 +57,7 @@ def hand_made(home: Path, settings: dict[str, Any], signature: str | None) -> Pa
 
 @pytest.mark.parametrize("option", ["--resume", "--verify"])
 @pytest.mark.parametrize("name", ASKS)
-def test_settings_of_a_received_run_are_shown_and_not_obeyed(
+def test_settings_of_a_received_training_run_are_shown_but_not_used(
     name: str, option: str, wander: Wander, home: Path
 ) -> None:
     run = hand_made(home, ASKS[name], "0" * 64)
@@ -70,7 +70,7 @@ def test_settings_of_a_received_run_are_shown_and_not_obeyed(
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
-def test_phases_of_a_received_run_are_shown_and_not_obeyed(wander: Wander, home: Path) -> None:
+def test_phases_of_a_received_run_are_shown_but_not_used(wander: Wander, home: Path) -> None:
     run = hand_made(home, {}, None)
     phased = PhasedCommand(environment="/evil/env", label="evil", phases=[])
     (run / "command.json").write_text(

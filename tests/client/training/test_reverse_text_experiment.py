@@ -43,7 +43,7 @@ def test_another_environment_is_trained_and_measured_by_the_same_runner(
     assert results["lines"] is None, "replies cannot be enumerated"
 
 
-def test_an_experiment_that_there_is_not_is_refused_with_those_there_are(
+def test_an_unknown_experiment_lists_the_experiments(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = experiment_runner(monkeypatch)

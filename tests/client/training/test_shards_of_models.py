@@ -12,9 +12,7 @@ TICTACTOE = str(Path(__file__).parents[3] / "environments" / "tictactoe")
 
 
 @pytest.mark.full
-def test_shards_with_a_model_in_the_process_make_the_run_that_is_played_at_once(
-    wander: Wander, home: Path
-) -> None:
+def test_merged_shards_with_a_local_model_equal_a_run_without_shards(wander: Wander, home: Path) -> None:
     """Alone in its batch, each completion has the same log-probabilities to the last bit."""
     small = ("--environment", TICTACTOE, "--episodes", "12", "--hidden", "32", "--layers", "1")
     made = wander("model", "new", "tiny", *small, "--out", "tiny")

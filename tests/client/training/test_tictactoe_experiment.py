@@ -44,7 +44,7 @@ def test_the_settings_of_a_pretrained_model_are_complete_and_seeded(
 
 
 @pytest.mark.full
-def test_the_experiment_goes_from_nothing_to_its_table_and_goes_on_where_it_was(
+def test_the_experiment_runs_to_its_table_and_resumes(
     wander: Wander, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)

@@ -65,7 +65,7 @@ def tiny(wander: Wander, games: Path, home: Path) -> Path:
     return home / "tiny"
 
 
-def test_data_says_what_it_dropped(wander: Wander, games: Path, home: Path) -> None:
+def test_data_reports_dropped_rollouts(wander: Wander, games: Path, home: Path) -> None:
     done = wander("runs", "data", str(games), "--where", "won==1", "--out", "rows.jsonl", "--json")
     data = done.data
     rows = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
@@ -78,7 +78,7 @@ def test_data_says_what_it_dropped(wander: Wander, games: Path, home: Path) -> N
     assert "all 40 rollouts were dropped" in nothing.err
 
 
-def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home: Path) -> None:
+def test_data_shows_and_balances_its_rows(wander: Wander, games: Path, home: Path) -> None:
     words = ("runs", "data", str(games), str(games), "--out", "rows.jsonl", "--near", "--per-example", "1")
     done = wander(*words, "--where", "turns<=4", "--show-dropped", "2", "--json")
     data = done.data
@@ -94,7 +94,7 @@ def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home
 
 
 @pytest.mark.full
-def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, home: Path) -> None:
+def test_sft_holds_out_rows_and_resumes(wander: Wander, games: Path, tiny: Path, home: Path) -> None:
     assert wander("runs", "data", str(games), "--out", "rows.jsonl").status == 0
     words = ("model", "sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "2")
     tuned = wander(*words, "--set", "schedule.eval_share=0.2")
@@ -111,7 +111,7 @@ def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, hom
     assert "have changed since the run started" in changed.err
 
 
-def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -> None:
+def test_a_model_is_created_from_only_an_environment(wander: Wander, home: Path) -> None:
     done = wander(
         *("model", "new", "tiny", "--environment", TICTACTOE, "--out", "m", "--episodes", "12"),
         *("--hidden", "32", "--layers", "1", "--json"),
@@ -125,7 +125,7 @@ def test_a_model_is_made_from_an_environment_alone(wander: Wander, home: Path) -
     assert "`m` already exists" in again.err
 
 
-def test_wrong_words_are_usage_errors(wander: Wander, home: Path) -> None:
+def test_invalid_arguments_are_usage_errors(wander: Wander, home: Path) -> None:
     assert wander("model", "new", "huge", "--environment", TICTACTOE, "--out", "m").status == 2
     assert wander("model", "new", "tiny", "--out", "m").status == 2
     assert wander("model", "pull", "gpt-7").status == 2
@@ -181,7 +181,7 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
 
 
 @pytest.mark.full
-def test_a_run_plays_elsewhere_and_is_verified_there(
+def test_a_run_trains_with_remote_workers_and_is_verified_there(
     wander: Wander, tiny: Path, home: Path, tmp_path: Path
 ) -> None:
     (home / "token").write_text("a-token-of-the-tests\n")
@@ -219,7 +219,7 @@ def test_a_run_plays_elsewhere_and_is_verified_there(
         (("--set", "environment.workers=[]"), 'or addresses such as `["tcp://HOST:7100"]`'),
     ],
 )
-def test_workers_that_cannot_be_are_wrong_usage(
+def test_impossible_workers_are_usage_errors(
     wander: Wander, home: Path, words: tuple[str, ...], says: str
 ) -> None:
     (home / "grpo.toml").write_text(SETTINGS)
@@ -256,7 +256,9 @@ def test_an_interrupt_keeps_a_checkpoint_to_resume_from(
 
 
 @pytest.mark.full
-def test_a_rollout_past_its_time_fails_and_its_step_ends(wander: Wander, tiny: Path, folder: Path) -> None:
+def test_a_rollout_over_its_time_limit_fails_and_the_step_ends(
+    wander: Wander, tiny: Path, folder: Path
+) -> None:
     module = folder / "say_env.py"
     hangs = "    if answer == '1': await __import__('asyncio').Event().wait()\n    return float("
     text = module.read_text().replace("def right", "async def right").replace("    return float(", hangs)
@@ -271,7 +273,7 @@ def test_a_rollout_past_its_time_fails_and_its_step_ends(wander: Wander, tiny: P
     assert (entry["rollouts"], entry["failed"]) == (4, 2)
 
 
-def test_sft_without_a_model_names_a_command_that_has_one(wander: Wander, home: Path) -> None:
+def test_sft_without_a_model_prints_a_complete_command(wander: Wander, home: Path) -> None:
     Path("my rows.jsonl").write_text("")
     refused = wander("model", "sft", "my rows.jsonl", "--out", "sft", "--json")
     assert refused.status == 2

@@ -46,7 +46,7 @@ def one_thread() -> None:
 
 
 @pytest.mark.full
-def test_environments_are_mixed_by_weight_and_all_of_them_pinned(wander: Wander, home: Path) -> None:
+def test_mixed_environments_are_weighted_and_pinned(wander: Wander, home: Path) -> None:
     texts = ["0|1|2\n---------\n3|4|5", "<think>a</think><move>3</move>", "Reverse the text: hello"]
     talk = [[{"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in texts]
     size = TinySize(hidden=32, layers=1, heads=2, key_value_heads=1, intermediate=64, vocabulary=330)

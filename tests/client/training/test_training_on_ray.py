@@ -90,7 +90,7 @@ def steps_of(run: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_workers_on_ray_give_the_same_bits_and_one_that_is_killed_loses_nothing(
+def test_workers_on_ray_give_equal_results_even_after_a_kill(
     cluster: str, wander: Wander, home: Path
 ) -> None:
     torch.set_num_threads(1)
@@ -130,7 +130,7 @@ def test_workers_on_ray_give_the_same_bits_and_one_that_is_killed_loses_nothing(
     assert steps_of("two-ray") == steps_of("two")
 
 
-def test_a_cluster_that_is_down_is_told(wander: Wander, folder: Path) -> None:
+def test_an_unreachable_cluster_is_reported(wander: Wander, folder: Path) -> None:
     words = ("eval", str(folder), "-m", "scripted:say_env:solver", "--worker")
     down = wander(*words, "ray://127.0.0.1:1")
     assert (down.status, "no Ray cluster responds at `127.0.0.1:1`" in down.err) == (5, True)
@@ -153,7 +153,7 @@ def split_cluster() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_models_play_where_the_gpus_are_and_environments_where_the_processors_are(
+def test_models_run_on_gpu_nodes_and_environments_on_cpu_nodes(
     split_cluster: str, wander: Wander, folder: Path, home: Path
 ) -> None:
     torch.set_num_threads(1)

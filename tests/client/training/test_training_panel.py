@@ -92,7 +92,7 @@ def text_of(state: TrainingState, width: int = 100, height: int = 40, *, plain: 
     return "\n".join(line.plain for line in panel_lines(state, width, height, plain=plain))
 
 
-def test_the_panel_says_what_a_person_asks(folder: Path) -> None:
+def test_the_panel_shows_progress_reward_and_time_left(folder: Path) -> None:
     text = text_of(state_of(folder))
     assert "training on me/games  step 5/40  0:00  5:50 left" in text
     for said in ("reward  ", "0.125", "won ", "0.100", "entropy", "tokens ", "23.2", "no variance", "25%"):
@@ -107,19 +107,19 @@ def test_the_panel_says_what_a_person_asks(folder: Path) -> None:
     assert "▁▃▄▆█" in text
 
 
-def test_lines_that_were_all_played_are_counted() -> None:
+def test_exhaustive_evaluations_show_line_counts() -> None:
     every = evaluation(4, "every", 0.9).model_copy(update={"lines": 533, "metrics": {"bad": 3.0}})
     assert evaluation_text(every) == "every 3 of 533 lines bad"
 
 
-def test_evaluations_make_the_time_left_longer(folder: Path) -> None:
+def test_the_time_left_includes_evaluations(folder: Path) -> None:
     state = state_of(folder)
     record(folder, 6, **{"seconds/evaluation": 60.0})
     state.read_steps()
     assert state.seconds_left == pytest.approx(34 * 20.0)
 
 
-def test_before_the_first_step_it_says_that_it_waits(tmp_path: Path) -> None:
+def test_before_the_first_step_the_panel_says_that_it_waits(tmp_path: Path) -> None:
     state = TrainingState("training", tmp_path)
     assert "waiting for the first step" in text_of(state)
     state.ended = True
@@ -131,7 +131,7 @@ def test_without_unicode_only_ascii_is_drawn(folder: Path) -> None:
 
 
 @given(st.integers(1, 130), st.integers(1, 50), st.integers(0, 12))
-def test_it_fits_every_terminal(width: int, height: int, functions: int) -> None:
+def test_the_panel_fits_every_terminal(width: int, height: int, functions: int) -> None:
     state = TrainingState("training on owner/a-long-name-of-an-environment", Path("/nowhere"))
     more = {f"rewards/function_{number}": 0.5 for number in range(functions)}
     state.entries = [entry(step, **more) for step in range(1, 30)]
@@ -146,7 +146,7 @@ def test_it_fits_every_terminal(width: int, height: int, functions: int) -> None
         assert "! step 3" in text
 
 
-def test_of_many_reward_functions_those_without_room_are_counted(folder: Path) -> None:
+def test_reward_functions_without_room_are_counted(folder: Path) -> None:
     state = state_of(folder)
     state.entries[-1] |= {f"rewards/f{number}": 0.5 for number in range(9)}
     text = text_of(state, height=20)
@@ -154,7 +154,7 @@ def test_of_many_reward_functions_those_without_room_are_counted(folder: Path) -
     assert "reward functions" in text
 
 
-def test_a_panel_takes_the_size_that_the_terminal_has_now(folder: Path) -> None:
+def test_the_panel_follows_the_size_of_the_terminal(folder: Path) -> None:
     panel = TrainingPanel("training on me/games", folder)
     panel.show(record(folder, 1))
     console = Console(width=120, height=30)
@@ -180,7 +180,7 @@ def test_a_sparkline_fits_its_cells(values: list[float | None], cells: int) -> N
     assert set(drawn) <= set(BLOCKS)
 
 
-def test_a_resumed_run_shows_the_steps_before(tmp_path: Path) -> None:
+def test_a_resumed_run_shows_its_earlier_steps(tmp_path: Path) -> None:
     for step in range(1, 7):
         record(tmp_path, step)
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -194,7 +194,7 @@ def test_a_resumed_run_shows_the_steps_before(tmp_path: Path) -> None:
     assert (len(state.entries), state.step, state.steps) == (7, 7, 40)
 
 
-def test_an_interrupt_leaves_the_last_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_panel_stays_after_an_interrupt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     panel = TrainingPanel("training on me/games", folder)
 
     def interrupted() -> None:
@@ -209,7 +209,9 @@ def test_an_interrupt_leaves_the_last_state(folder: Path, capsys: pytest.Capture
     assert told.out == ""
 
 
-def test_without_a_terminal_there_are_lines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_progress_is_printed_as_lines(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with open_display("training on me/games", folder, Output("human", color="never")) as display:
         assert isinstance(display, PlainSteps)
         for step in range(1, 6):
@@ -250,7 +252,7 @@ with open_display("training on me/games", folder, Output("human")) as display:
 """
 
 
-def test_on_a_terminal_there_is_the_panel(tmp_path: Path) -> None:
+def test_on_a_terminal_the_panel_is_shown(tmp_path: Path) -> None:
     """A real terminal: the panel on stderr, the answer on stdout, and the last state stays."""
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
     for name in ("CLAUDECODE", "AI_AGENT", "NO_COLOR"):
@@ -278,7 +280,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_a_step_under_way_tells_how_far_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_step_shows_its_progress(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = state_of(folder, 0)
     assert "waiting for the first step" in str(panel_lines(state, 80, 24)[-1])
     state.playing = (12, 64)
@@ -294,7 +296,7 @@ def test_a_step_under_way_tells_how_far_it_is(folder: Path, capsys: pytest.Captu
     assert state.doing is None
 
 
-def test_lines_tell_of_a_step_that_takes_long(
+def test_lines_report_a_slow_step(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PlainSteps("training", folder, Output("plain", environ={})) as shown:

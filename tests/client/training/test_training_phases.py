@@ -95,7 +95,7 @@ def phases(home: Path) -> Path:
 
 
 @pytest.mark.full
-def test_phases_run_one_after_the_other_and_go_on_where_they_stopped(
+def test_phases_run_in_order_and_resume(
     wander: Wander, home: Path, phases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from wander.train.records.record import TrainingRecord
@@ -137,7 +137,7 @@ def test_phases_run_one_after_the_other_and_go_on_where_they_stopped(
     assert again.err.count("already finished") == 5
 
 
-def test_a_dry_run_tells_the_most_that_would_be_played(wander: Wander, home: Path, phases: Path) -> None:
+def test_a_dry_run_prints_the_maximum_number_of_rollouts(wander: Wander, home: Path, phases: Path) -> None:
     done = wander("train", TICTACTOE, "phases.toml", "--dry-run", "--json")
     games, new, warm_up, one, two = done.data["phases"]
     assert (games["rollouts"], games["tokens_at_most"]) == (16, 0)
@@ -153,7 +153,7 @@ def test_a_dry_run_tells_the_most_that_would_be_played(wander: Wander, home: Pat
     assert not list(home.glob("runs/*"))
 
 
-def test_a_dry_run_finds_arguments_that_the_environment_refuses(wander: Wander, home: Path) -> None:
+def test_a_dry_run_finds_invalid_arguments_of_the_environment(wander: Wander, home: Path) -> None:
     (home / "grpo.toml").write_text(SHARED.replace("max_random_move_prob = 0.0", "opponents = 3"))
     refused = wander("train", TICTACTOE, "grpo.toml", "-m", "smollm2", "--dry-run")
     assert refused.status == 2
@@ -184,7 +184,7 @@ def tiny(wander: Wander) -> None:
 
 
 @pytest.mark.full
-def test_another_run_begins_with_the_weights_of_a_checkpoint(wander: Wander, home: Path) -> None:
+def test_a_run_can_start_from_a_checkpoint(wander: Wander, home: Path) -> None:
     tiny(wander)
     (home / "grpo.toml").write_text(SHARED)
     first = wander(
@@ -211,7 +211,7 @@ def test_another_run_begins_with_the_weights_of_a_checkpoint(wander: Wander, hom
 
 
 @pytest.mark.full
-def test_the_exit_message_tells_why_a_run_stopped(wander: Wander, home: Path) -> None:
+def test_the_exit_message_explains_why_a_run_stopped(wander: Wander, home: Path) -> None:
     tiny(wander)
     target = SHARED + '\n[stopping]\ntarget = { "optimal/reward" = -1.0 }\n'
     (home / "grpo.toml").write_text(target)
@@ -221,7 +221,7 @@ def test_the_exit_message_tells_why_a_run_stopped(wander: Wander, home: Path) ->
     assert {one.step for one in read_evaluations(home / "run")} == {0, 1}
 
 
-def test_a_collapsed_run_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_a_collapsed_run_is_an_error_with_its_reason(tmp_path: Path) -> None:
     from wander.train.records.files import Stopped
     from wander_client.errors import ClientError
     from wander_client.training.run import require_not_collapsed
@@ -274,7 +274,7 @@ label = "reverse"
     assert [each.name for each in phase.settings.environments] == [None, str(Path(reverse).resolve())]
 
 
-def test_what_does_not_go_together_is_said(wander: Wander, home: Path, phases: Path) -> None:
+def test_contradictory_settings_of_phases_are_rejected(wander: Wander, home: Path, phases: Path) -> None:
     both = wander("train", TICTACTOE, "phases.toml", "--from", "a", "-m", "b")
     assert (both.status, "both name the weights" in both.err) == (2, True)
     steps = wander("train", TICTACTOE, "phases.toml", "--steps", "3")

@@ -76,7 +76,7 @@ def stopped(wander: Wander, source: Path, tiny: Path, home: Path, monkeypatch: p
 
 
 @pytest.mark.full
-def test_a_run_is_repeated_and_refused_after_its_environment_changed(
+def test_a_run_is_verified_unless_its_environment_changed(
     wander: Wander, stopped: Path, source: Path
 ) -> None:
     same = wander("train", "--verify", "run", "--steps", "2", "--json")
@@ -104,7 +104,7 @@ def test_a_run_is_repeated_and_refused_after_its_environment_changed(
 
 
 @pytest.mark.full
-def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on(wander: Wander, stopped: Path) -> None:
+def test_a_damaged_checkpoint_is_rejected_and_an_older_one_is_used(wander: Wander, stopped: Path) -> None:
     optimizer = stopped / "checkpoints" / "checkpoint-2" / "optimizer.pt"
     optimizer.write_bytes(optimizer.read_bytes()[:-1] + b"?")
     refused = wander("train", "--resume", "run")
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on(wander: Wander
 
 
 @pytest.mark.full
-def test_what_a_run_can_be_repeated_with_is_shown(
+def test_how_exactly_a_run_can_be_repeated_is_shown(
     wander: Wander, stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = wander("runs", "show", "run")

@@ -102,7 +102,7 @@ def failure_of(rollout: Rollout) -> tuple[str, str]:
     return rollout.failure.boundary, rollout.failure.message
 
 
-async def test_a_program_is_played_to_its_end():
+async def test_a_program_is_played_until_it_exits():
     requests: list[ModelRequest] = []
 
     def answer(request: ModelRequest) -> ModelResponse:
@@ -203,7 +203,7 @@ ask({USER}, max_tokens=500, tool_choice="required", reasoning_effort="high")
     ]
 
 
-async def test_what_the_model_cannot_do_is_an_error_of_the_program_only():
+async def test_unsupported_requests_are_errors_only_for_the_program():
     class Strict(ScriptedClient):
         def check_sampling(self, sampling: SamplingArgs) -> None:
             if "tool_choice" in sampling.given():
@@ -216,7 +216,7 @@ async def test_what_the_model_cannot_do_is_an_error_of_the_program_only():
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-async def test_after_the_last_turn_calls_are_refused_and_the_program_is_ended(stubborn, monkeypatch):
+async def test_after_the_last_turn_calls_are_rejected_and_the_program_is_stopped(stubborn, monkeypatch):
     # A program that leaves by itself ends the wait, so only one that stays is worth a short one.
     monkeypatch.setattr("wander.envs.agent._GRACE_SECONDS", 0.5 if stubborn else 60.0)
     forever = f"""
@@ -256,14 +256,14 @@ async def test_a_program_that_never_exits_is_scored_as_truncated():
         "raise OSError('bad day')",
     ],
 )
-async def test_a_program_that_never_calls_the_model_is_a_fault_of_the_environment(program):
+async def test_a_program_without_model_calls_has_the_environment_boundary(program):
     rollout = await play(ProgramEnv(program), ScriptedClient(write_done))
     boundary, message = failure_of(rollout)
     assert boundary == "environment"
     assert "bad day" in message or "Bad Request" in message
 
 
-async def test_a_failure_of_the_model_is_not_the_programs():
+async def test_a_model_error_is_not_blamed_on_the_program():
     def fail(request: ModelRequest) -> str:
         raise ModelError("the endpoint is on fire")
 
@@ -322,7 +322,7 @@ def load_environment():
 
 
 @pytest.mark.parametrize("confined", [False, True])
-async def test_a_program_is_played_from_a_worker(tmp_path, confined):
+async def test_agent_programs_run_in_workers(tmp_path, confined):
     module = tmp_path / "agent_environment.py"
     module.write_text(WORKER_MODULE.format(library=LIBRARY, program=SIDE))
     environment = await WorkerEnvironment.start(
@@ -353,7 +353,7 @@ MISBEHAVIOR = {
 
 
 @pytest.mark.parametrize("name", MISBEHAVIOR)
-async def test_misbehavior_after_the_work_stays_in_its_box(name):
+async def test_background_processes_cannot_change_the_scored_files(name):
     """The other rollouts go on, and the rollout is scored by what it left."""
     bad = ProgramEnv(f"work({USER})\n{MISBEHAVIOR[name]}", program_seconds=5.0)
     good = ProgramEnv(f"work({USER})")
@@ -365,7 +365,7 @@ async def test_misbehavior_after_the_work_stays_in_its_box(name):
     assert rollouts[0].reward == 1.0 or failure_of(rollouts[0])[0] == "sandbox"
 
 
-async def test_a_name_that_is_not_a_program_is_refused():
+async def test_an_unknown_program_is_rejected():
     with pytest.raises(ConfigError) as refused:
         repair_env(agent="codexx")
     assert "codex" in str(refused.value.hint)

@@ -12,7 +12,7 @@ from wander.boxes.sweep import host_identity
 from wander.errors import SandboxError
 
 
-def test_an_instance_has_no_network_none_of_the_hosts_files_and_every_limit():
+def test_an_instance_has_no_network_no_host_files_and_all_limits():
     spec = BoxSpec(root="/srv/root", limits=BoxLimits(memory_mb=512, processes=32))
     words = apptainer.start_words(
         "name", Path("/srv/root"), Path("/tmp/name"), spec, {"codex": Path("/cache/codex")}
@@ -25,7 +25,7 @@ def test_an_instance_has_no_network_none_of_the_hosts_files_and_every_limit():
     ]
 
 
-async def test_what_apptainer_cannot_do_is_an_error(monkeypatch, tmp_path):
+async def test_unsupported_options_of_apptainer_are_errors(monkeypatch, tmp_path):
     monkeypatch.setenv(BACKEND, "apptainer")
     monkeypatch.setenv("PATH", str(tmp_path))
     script = tmp_path / "root/.singularity.d/startscript"
@@ -53,7 +53,7 @@ def test_apptainer_is_never_chosen_unless_it_is_named(monkeypatch, tmp_path):
         backends.choose_backend(BoxSpec(image="debian"))
 
 
-def test_only_folders_of_hosts_that_are_gone_are_removed(monkeypatch, tmp_path):
+def test_only_folders_of_dead_hosts_are_removed(monkeypatch, tmp_path):
     monkeypatch.setattr(apptainer.tempfile, "tempdir", str(tmp_path))
     gone = f"{'0' * 32}-1-2-3"
     for name in (f"wander-box-{host_identity()}-a", "wander-box-of-a-user", f"wander-box-{gone}-a"):

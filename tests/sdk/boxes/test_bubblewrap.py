@@ -35,7 +35,7 @@ async def test_a_command_runs_as_root_of_its_own_system_with_a_fixed_environment
     assert not result.timed_out
 
 
-async def test_a_command_may_be_words_with_a_folder_variables_and_input(box):
+async def test_a_command_may_have_arguments_folder_variables_and_input(box):
     words = ["sh", "-c", 'cat; echo "$NAME $PWD"']
     result = await box.exec(words, working_folder="/tmp", environment={"NAME": "a b"}, stdin=b"input\n")
     assert result.output == "input\na b /tmp\n"
@@ -103,7 +103,7 @@ async def test_a_time_limit_kills_the_group_but_not_the_background_or_the_box(bo
     assert "7777" in listed.output
 
 
-async def test_a_background_process_keeps_running_and_holds_no_command_up(box):
+async def test_a_background_process_keeps_running_without_blocking_commands(box):
     wait = "until test -e /work/go; do sleep 0.05; done"
     result = await box.exec(f"({wait}; echo late; echo done > /work/late) & echo now")
     assert result.output == "now\n"
@@ -125,7 +125,7 @@ async def test_a_flood_of_output_ends_with_the_time_limit(box):
     assert result.left_out_bytes > 0
 
 
-async def test_files_go_in_and_out(box):
+async def test_files_are_uploaded_and_downloaded(box):
     await box.upload({"/work/a/b.bin": b"\xff\0", "/root/t.txt": "text"})
     await box.upload({"/work/run": "#!/bin/sh\necho ran\n"}, executable=True)
     assert await box.download("/work/a/b.bin") == b"\xff\0"
@@ -151,7 +151,7 @@ async def test_files_never_leave_the_box(box, tmp_path):
     assert (tmp_path / "secret").read_text() == "secret of the host"
 
 
-async def test_a_box_reaches_no_network_but_its_own(box):
+async def test_a_box_has_no_external_network(box):
     listening = await box.exec("cat /proc/net/dev")
     assert [line.split(":")[0].strip() for line in listening.output.splitlines()[2:]] == ["lo"]
 
@@ -171,7 +171,7 @@ async def test_changes_of_the_root_folder_stay_in_the_box(busybox_root):
     assert first.image_digest == second.image_digest
 
 
-async def test_the_disk_is_bounded(box):
+async def test_disk_usage_is_limited(box):
     result = await box.exec(
         "dd if=/dev/zero of=/tmp/big bs=1M count=64; dd if=/dev/zero of=/dev/shm/x bs=1M count=99"
     )
@@ -180,7 +180,7 @@ async def test_the_disk_is_bounded(box):
 
 
 @needs_groups
-async def test_memory_is_bounded_and_the_box_survives():
+async def test_memory_is_limited_and_the_box_survives():
     box = await start(memory_mb=64)
     try:
         grows = "import time\nx = []\nwhile True: x.append(bytearray(1 << 20))"
@@ -191,7 +191,7 @@ async def test_memory_is_bounded_and_the_box_survives():
         await box.stop()
 
 
-async def test_a_fork_bomb_is_bounded_and_ends_with_its_time(box):
+async def test_a_fork_bomb_is_limited_and_ends_at_the_time_limit(box):
     result = await box.exec("f() { f | f & }; f; sleep 100", seconds=1)
     assert result.exit_status == 124
     state = await box.final_state()
@@ -207,7 +207,7 @@ async def test_the_first_process_cannot_be_killed_and_orphans_are_reaped(box):
     assert "Z" not in (await box.exec("cat /proc/[0-9]*/stat | cut -d' ' -f3")).output
 
 
-async def test_dangerous_calls_are_refused_in_commands(box):
+async def test_dangerous_system_calls_are_blocked(box):
     status = (await box.exec("cat /proc/self/status")).output
     assert "Seccomp:\t2" in status
     assert "NoNewPrivs:\t1" in status
@@ -232,7 +232,7 @@ async def test_a_failed_start_says_why(monkeypatch):
         await start()
 
 
-async def test_a_box_ends_after_its_lifetime_and_says_so():
+async def test_a_box_stops_after_its_lifetime_with_an_error():
     box = await start(seconds=3)
     try:
         with pytest.raises(SandboxError, match=r"lifetime of 3 s"):
@@ -270,7 +270,7 @@ async def test_a_cancelled_command_is_killed(box):
         ({"root": "/no/such/folder"}, "does not exist"),
     ],
 )
-async def test_what_bubblewrap_cannot_do_is_an_error(spec_fields, reason):
+async def test_unsupported_options_of_bubblewrap_are_errors(spec_fields, reason):
     with pytest.raises(SandboxError, match=reason):
         await BubblewrapBackend().start(BoxSpec(**spec_fields))
 

@@ -91,7 +91,7 @@ async def test_a_container_runs_commands_and_records_changes(image):
     assert not podman("ps", "--all", "--quiet", "--filter", f"label={HOST_LABEL}={host_identity()}")
 
 
-async def test_limits_of_a_container(image):
+async def test_a_container_has_all_limits(image):
     box = await ContainerBackend("podman").start(BoxSpec(image=image, limits=SMALL))
     try:
         assert (await box.exec("dd if=/dev/zero of=/dev/null bs=300M count=1")).exit_status == 137
@@ -120,7 +120,7 @@ async def test_a_dockerfile_is_built_once(image, tmp_path):
         podman("rmi", "--force", first.image_digest.removeprefix("image:"))
 
 
-async def test_what_cannot_be_started_is_an_error(image, tmp_path):
+async def test_containers_that_cannot_start_are_errors(image, tmp_path):
     backend = ContainerBackend("podman")
     with pytest.raises(SandboxError, match="not on this machine") as raised:
         await backend.start(BoxSpec(image="localhost/no-such-image:1"))
@@ -159,7 +159,7 @@ def test_a_killed_host_leaves_nothing(image):
     assert not [words for words in commands() if b"31415" in words]
 
 
-def test_only_containers_of_hosts_that_are_gone_are_orphans(image):
+def test_only_containers_of_dead_hosts_are_orphans(image):
     boot, namespace, process, _ = host_identity().split("-")
     labels = {
         "alive": host_identity(),

@@ -35,14 +35,14 @@ async def test_a_link_cannot_lead_the_host_into_its_own_process(box):
             await box.download(f"/work/{name}")
 
 
-async def test_files_that_change_while_they_are_read_do_not_end_the_reading(box):
+async def test_files_that_change_while_being_read_do_not_stop_the_read(box):
     churn = "while :; do echo x > f; ln -sf f l; mkdir -p d; rm -f f l; rmdir d; done"
     await box.exec(f"({churn}) >/dev/null 2>&1 & echo kept > kept")
     for _ in range(10):
         assert "/work/kept" in {file.path for file in (await box.final_state()).files}
 
 
-async def test_holes_cannot_keep_the_host_reading():
+async def test_sparse_files_cannot_keep_the_host_reading():
     box = await BubblewrapBackend().start(BoxSpec(limits=BoxLimits(disk_mb=16)))
     await box.exec("truncate -s 15M first second third")
     with pytest.raises(SandboxError, match=r"or 16 MiB"):
@@ -57,7 +57,7 @@ async def test_hundreds_of_commands_at_the_same_time_are_all_run():
     await box.stop()
 
 
-def test_an_archive_that_was_cut_off_is_not_a_state():
+def test_a_truncated_archive_is_not_a_state():
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(tarfile.TarInfo("work/file"))

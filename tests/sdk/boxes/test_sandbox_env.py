@@ -93,7 +93,7 @@ async def test_a_shell_other_than_bash_keeps_folder_and_exported_variables(busyb
     assert outputs(rollout) == ["(no output)", f"/work/{words}\n1 2", "/work"], rollout.failure
 
 
-async def test_failed_long_and_loud_commands_are_told_to_the_model():
+async def test_failed_slow_and_verbose_commands_are_reported_to_the_model():
     rollout = await play(
         "cat task; cat missing",
         "sleep 60",
@@ -133,14 +133,14 @@ async def test_the_task_is_set_up_again_for_scoring_and_the_state_says_what_chan
     assert rollout.reward == 1.0
 
 
-async def test_a_state_that_is_too_large_fails_the_rollout_of_the_tool():
+async def test_a_state_that_is_too_large_fails_the_rollout():
     rollout = await play("head -c 20000000 /dev/urandom > out")
     assert rollout.failure is not None
     assert rollout.failure.boundary == "tool"
     assert "too much to score" in rollout.failure.message
 
 
-async def test_an_error_of_the_setup_is_the_environments():
+async def test_a_setup_error_has_the_environment_boundary():
     class Broken(Shell):  # type: ignore[misc,valid-type]
         async def setup_box(self, box: Any, state: Any) -> None:
             raise KeyError("missing file")
@@ -159,7 +159,7 @@ async def test_a_machine_that_runs_no_boxes_is_not_blamed_on_the_environment(mon
     assert "does not run boxes" in rollout.failure.message
 
 
-async def test_images_that_are_not_allowed_and_dockerfiles_are_refused(monkeypatch, tmp_path):
+async def test_forbidden_images_and_dockerfiles_are_rejected(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDER_BOX_IMAGES", "ghcr.io/acme/")
     for spec in (BoxSpec(image="evil.example/x"), BoxSpec(dockerfile=str(tmp_path))):
         rollout = await play("true", env=load(box=spec))
@@ -168,7 +168,7 @@ async def test_images_that_are_not_allowed_and_dockerfiles_are_refused(monkeypat
         assert "allowed" in rollout.failure.message or "Dockerfile" in rollout.failure.message
 
 
-async def test_a_recorded_rollout_is_scored_again_from_its_final_state():
+async def test_a_recorded_rollout_is_rescored_from_its_final_state():
     env = LocalEnvironment(load())
     example = (await env.examples("eval", 0, 1))[0]
     played = await env.rollout(ScriptedClient(run_commands("echo done > out")), example)
@@ -204,7 +204,7 @@ COMMANDS = {
 @pytest.mark.parametrize(
     ("case", "level"), [("equal", "replayed"), ("other output", "replayed"), ("other files", "rescored")]
 )
-async def test_commands_are_run_again_and_their_final_states_compared(case, level):
+async def test_a_replay_runs_commands_and_compares_final_states(case, level):
     env = LocalEnvironment(load())
     plan = EvaluationPlan(num_examples=2, rollouts_per_example=1, max_retries=0)
     pin = EnvironmentPin(name=env.info.name, info=env.info)
@@ -226,7 +226,7 @@ async def test_commands_are_run_again_and_their_final_states_compared(case, leve
     await env.close()
 
 
-async def test_a_forged_state_is_worth_no_more_than_a_rescoring():
+async def test_a_forged_state_proves_at_most_a_rescoring():
     env = LocalEnvironment(load())
     plan = EvaluationPlan(num_examples=1, rollouts_per_example=1, max_retries=0)
     pin = EnvironmentPin(name=env.info.name, info=env.info)
@@ -250,7 +250,7 @@ async def test_a_forged_state_is_worth_no_more_than_a_rescoring():
 
 
 @pytest.mark.parametrize("confined", [False, True])
-async def test_boxes_of_a_worker_are_its_hosts_and_give_the_same_rollouts(tmp_path, confined):
+async def test_boxes_in_a_worker_give_the_same_rollouts(tmp_path, confined):
     module = tmp_path / "shell_environment.py"
     module.write_text(textwrap.dedent(BODY))
     environment = await WorkerEnvironment.start(

@@ -24,7 +24,7 @@ def state_of(*files: ChangedFile, **changes) -> FinalState:
     return FinalState(**{"digest": digest_changes(files), "files": list(files), **changes})
 
 
-async def test_a_state_holds_what_changed_and_a_fresh_box_gets_it(spec):
+async def test_a_state_with_all_changes_is_applied_to_a_new_box(spec):
     backend = BubblewrapBackend()
     played, fresh = await backend.start(spec), await backend.start(spec)
     try:
@@ -56,7 +56,7 @@ async def test_a_state_holds_what_changed_and_a_fresh_box_gets_it(spec):
         await fresh.stop()
 
 
-async def test_the_start_can_be_moved(box):
+async def test_the_initial_state_can_be_redefined(box):
     await box.upload({"/work/task.txt": "task"})
     await box.keep_as_start()
     assert (await box.final_state()).files == []
@@ -64,7 +64,7 @@ async def test_the_start_can_be_moved(box):
     assert [change.path for change in (await box.final_state()).files] == ["/work/task.txt"]
 
 
-async def test_a_folder_that_became_a_link_is_one_change(box):
+async def test_a_folder_replaced_by_a_link_is_one_change(box):
     await box.upload({"/work/d/x": "x", "/work/other/y": "y"})
     await box.keep_as_start()
     await box.exec("rm -r d; ln -s other d")
@@ -86,7 +86,7 @@ async def test_a_large_state_is_recorded_without_contents(box):
         await box.restore(state)
 
 
-async def test_names_and_depths_that_nobody_expects_do_not_stop_the_record(box):
+async def test_unusual_names_and_depths_are_recorded(box):
     await box.exec(
         "touch \"$(printf 'a\\377b')\"; touch 'new\nline' ' '; touch -- -rf;"
         "i=0; while [ $i -lt 80 ] && mkdir ddddddddddddddddd && cd ddddddddddddddddd; do i=$((i+1)); done"
@@ -96,12 +96,12 @@ async def test_names_and_depths_that_nobody_expects_do_not_stop_the_record(box):
     assert max(map(len, paths)) <= 1024
 
 
-async def test_a_sparse_file_is_bounded_by_the_disk(box):
+async def test_a_sparse_file_is_limited_by_the_disk_size(box):
     assert (await box.exec("truncate -s 1T huge")).exit_status != 0
     await box.final_state()
 
 
-async def test_links_that_lead_out_are_not_restored(box):
+async def test_links_to_the_outside_are_not_restored(box):
     links = {
         "/work/a_file_of_the_system": "/etc/passwd",
         "/work/bound_to_exist": "/tests/expected",
@@ -120,7 +120,7 @@ async def test_links_that_lead_out_are_not_restored(box):
     assert set(kept) - {"given", "old.txt"} == {"a_file_of_the_system", "inside", "real"}
 
 
-async def test_a_link_of_the_fresh_box_is_not_followed(box):
+async def test_links_in_the_new_box_are_not_followed(box):
     await box.exec("ln -s /etc /work/etc")
     with pytest.raises(ValueError, match="does not fit"):
         await box.restore(state_of(file("/work/etc/passwd", "planted")))
@@ -153,12 +153,12 @@ async def test_a_link_of_the_fresh_box_is_not_followed(box):
     ],
     ids=range(20),
 )
-def test_forged_states_are_refused(state):
+def test_forged_states_are_rejected(state):
     with pytest.raises(ValueError, match=r"."):
         list(check_state(state, ["/work"]))
 
 
-async def test_recorded_paths_may_be_several():
+async def test_several_paths_can_be_recorded():
     limits = BoxLimits(memory_mb=256, disk_mb=16)
     box = await BubblewrapBackend().start(BoxSpec(state_paths=["/srv", "/root", "/srv/sub"], limits=limits))
     try:

@@ -56,9 +56,7 @@ def tools() -> ToolEnv:
     return ToolEnv([{"question": "What is it?", "answer": ""}], tools=[lookup], rubric=Rubric([payoff]))
 
 
-def test_a_model_without_a_chat_template_learns_and_is_refused_where_tools_are(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_model_without_a_chat_template_cannot_use_tools(model: Path, tmp_path: Path) -> None:
     (model / "chat_template.jinja").unlink()
     assert load_model(model).tokenizer.chat_template is None
     with pytest.raises(InvalidResponse, match="chat template does not support tools") as caught:
@@ -71,21 +69,21 @@ def test_a_model_without_a_chat_template_learns_and_is_refused_where_tools_are(
 @pytest.mark.parametrize(
     "template", ["{% for m in messages %}{{ m.content }", "{{ messages | no_such_filter }}", "{% if %}"]
 )
-def test_a_template_that_cannot_be_parsed_is_refused(model: Path, tmp_path: Path, template: str) -> None:
+def test_an_invalid_template_is_rejected(model: Path, tmp_path: Path, template: str) -> None:
     (model / "chat_template.jinja").write_text(template)
     with pytest.raises(ConfigError, match=r"the chat template of `.*model` cannot be parsed: .*, line 1"):
         train_grpo(opener_of(bandit), settings_for(model), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_template_that_takes_no_probe_is_not_refused(model: Path, tmp_path: Path) -> None:
+def test_a_template_that_fails_the_probe_is_accepted(model: Path, tmp_path: Path) -> None:
     picky = "{% if messages[0].content == '?' %}{{ raise_exception('no') }}{% endif %}"
     file = model / "chat_template.jinja"
     file.write_text(picky + file.read_text())
     assert train_grpo(opener_of(bandit), settings_for(model), tmp_path / "run").steps == 1
 
 
-def test_a_tokenizer_with_more_tokens_than_rows_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_rows_is_rejected(model: Path, tmp_path: Path) -> None:
     rows = json.loads((model / "config.json").read_text())["vocab_size"]
     add_token(model, rows, special=False)
     with pytest.raises(ConfigError, match=f"a token has id {rows}, but the weights have {rows} rows"):
@@ -99,9 +97,7 @@ def test_a_special_token_that_no_text_becomes_may_lie_beyond_the_rows(model: Pat
     assert load_model(model).tokenizer.convert_tokens_to_ids("<|extra|>") == rows
 
 
-def test_a_mixture_of_experts_is_refused_as_its_balancing_loss_is_not_computed(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_mixture_of_experts_is_rejected(model: Path, tmp_path: Path) -> None:
     rows = json.loads((model / "config.json").read_text())["vocab_size"]
     small = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
@@ -113,7 +109,7 @@ def test_a_mixture_of_experts_is_refused_as_its_balancing_loss_is_not_computed(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_staleness_below_zero_is_refused_by_its_name() -> None:
+def test_a_negative_staleness_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"`batch\.max_staleness`.*greater than or equal to 0"):
         read_settings(GRPOSettings, None, ["batch.max_staleness=-1"], model={"path": "tiny"})
 
@@ -130,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)  # weights may be mapped still
 
 
-def test_a_full_disk_at_a_checkpoint_costs_no_step_before_it(
+def test_a_full_disk_at_a_checkpoint_loses_no_earlier_step(
     tiny: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     run = small_disk / "run"

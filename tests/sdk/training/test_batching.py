@@ -27,7 +27,7 @@ class Squares:
         return Batcher(self.run, order=lambda n: n, max_batch_size=size, quiet_seconds=quiet)
 
 
-async def test_a_batch_waits_for_every_rollout_in_flight_and_is_ordered() -> None:
+async def test_a_batch_waits_for_all_running_rollouts() -> None:
     squares = Squares()
     batcher = squares.batcher()
     for name in "abc":
@@ -42,7 +42,7 @@ async def test_a_batch_waits_for_every_rollout_in_flight_and_is_ordered() -> Non
     batcher.close()
 
 
-async def test_the_end_of_a_rollout_releases_those_that_wait() -> None:
+async def test_a_finished_rollout_releases_the_batch() -> None:
     squares = Squares()
     batcher = squares.batcher()
     batcher.begin("a")
@@ -55,7 +55,7 @@ async def test_the_end_of_a_rollout_releases_those_that_wait() -> None:
     batcher.close()
 
 
-async def test_a_full_batch_and_a_quiet_time_start_it_too() -> None:
+async def test_a_full_batch_or_a_pause_starts_sampling() -> None:
     squares = Squares()
     batcher = squares.batcher(quiet=0.05, size=2)
     for name in "abcd":
@@ -66,7 +66,7 @@ async def test_a_full_batch_and_a_quiet_time_start_it_too() -> None:
     batcher.close()
 
 
-async def test_an_error_reaches_every_request_of_its_batch_and_no_other() -> None:
+async def test_an_error_reaches_only_the_requests_of_its_batch() -> None:
     squares = Squares()
     batcher = squares.batcher()
     squares.error = ValueError("out of memory")
@@ -77,7 +77,7 @@ async def test_an_error_reaches_every_request_of_its_batch_and_no_other() -> Non
     batcher.close()
 
 
-async def test_a_canceled_request_is_left_out() -> None:
+async def test_a_canceled_request_is_not_sampled() -> None:
     squares = Squares()
     batcher = squares.batcher()
     batcher.begin("a")

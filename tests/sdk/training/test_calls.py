@@ -154,7 +154,7 @@ def test_a_rendered_turn_reads_back_to_itself(name: str, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_was_sampled_is_kept_and_not_appended_again(name: str) -> None:
+def test_sampled_tokens_are_kept_unchanged(name: str) -> None:
     """Also where the template would space the call otherwise."""
     family, form = FAMILIES[name], form_of(name)
     assert form.turns.calls is not None

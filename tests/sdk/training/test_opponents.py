@@ -255,7 +255,7 @@ def test_a_cell_has_players_of_its_own(puller: Path, tmp_path: Path) -> None:
         ({"left": "frozen", "right": "earlier"}, "the policy plays none of the players of `DuelEnv`"),
     ],
 )
-def test_players_that_cannot_be_are_refused(
+def test_impossible_players_are_rejected(
     puller: Path, tmp_path: Path, players: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):

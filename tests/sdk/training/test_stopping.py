@@ -57,7 +57,7 @@ def test_a_collapse_names_its_first_suspect(metrics: dict[str, Any], suspect: st
     assert suspect in found.reason
 
 
-def test_an_entropy_that_falls_while_the_reward_rises_is_no_collapse() -> None:
+def test_falling_entropy_with_rising_reward_is_not_a_collapse() -> None:
     falling = {"entropy": [0.6, 0.5, 0.4, 0.3, 0.2] + [0.02] * 5, "rewards/reward/std": [0.4] * 10}
     learns = [0.77, 0.8, 0.83, 0.87, 0.9, 0.92, 0.94, 0.95, 0.97, 0.97]  # it cannot be more than 1
     assert first_stop(StoppingSection(), steps(reward=learns, **falling)) is None
@@ -65,7 +65,7 @@ def test_an_entropy_that_falls_while_the_reward_rises_is_no_collapse() -> None:
     assert "repeats itself" in found.reason
 
 
-def test_steps_without_a_value_are_passed_over() -> None:
+def test_steps_without_a_value_are_skipped() -> None:
     assert first_stop(StoppingSection(collapse=True), [{"step": 1, "reward": None, "entropy": None}]) is None
 
 
@@ -87,7 +87,7 @@ def stop_with(target: dict[str, float | str], *cells: CellEvaluation) -> Any:
     return first_stop(StoppingSection(target=target), [{"step": 1, "reward": 0.5}, {"step": 2, **values}])
 
 
-def test_a_target_wants_all_of_its_bounds() -> None:
+def test_a_target_requires_all_of_its_bounds() -> None:
     target: dict[str, float | str] = {"optimal/drawn": 0.97, "random/lost": "<= 0"}
     good = [cell("optimal", 0.5, drawn=0.98), cell("random", 0.9, lost=0.0)]
     found = stop_with(target, *good)
@@ -107,7 +107,7 @@ def test_an_evaluation_gives_its_reward_and_metrics_by_cell() -> None:
     assert pick_value(values, "a/drawn") == 1.0
 
 
-def test_of_equal_values_the_first_stays_the_best() -> None:
+def test_the_first_of_equal_values_stays_the_best() -> None:
     best = BestCheckpoint(metric="a/reward", mode="max", value=0.5, step=3)
     assert best.is_beaten_by(0.6)
     assert not best.is_beaten_by(0.5)
@@ -124,7 +124,7 @@ def logged(watch: Watch, entry: dict[str, Any]) -> bool:
     return control.should_training_stop
 
 
-def test_a_gradient_that_is_no_number_leaves_the_weights_and_stops(tmp_path: Any) -> None:
+def test_a_gradient_that_is_not_finite_stops_without_an_update(tmp_path: Any) -> None:
     watch = Watch(settings_of(StoppingSection()), TrainingRecord(tmp_path))
     model = torch.nn.Linear(2, 1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -143,7 +143,7 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_and_stops(tmp_path: Any
     assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_a_resumed_run_remembers_what_it_watched(tmp_path: Any) -> None:
+def test_a_resumed_run_restores_its_watch(tmp_path: Any) -> None:
     section = StoppingSection(collapse=True)
     first = Watch(settings_of(section), TrainingRecord(tmp_path))
     assert not any(logged(first, entry) for entry in steps(reward=[0.8] * 8 + [0.0]))

@@ -38,7 +38,7 @@ def test_cells_tags_and_phrases_are_single_tokens() -> None:
     assert [tokenizer.decode([i]) for i in tokenizer.encode("X O 4 8")] == ["X ", "O ", "4 ", "8"]
 
 
-def test_words_are_spelled_where_characters_are_asked_for() -> None:
+def test_words_are_spelled_in_characters_if_requested() -> None:
     texts = ["moon river", "river moon", "over the moon", "moon moon river"] * 4
     transcripts = [
         [
@@ -66,7 +66,7 @@ def test_parts_cover_the_text_in_order() -> None:
 
 
 @given(st.text(max_size=80))
-def test_any_text_survives_the_tokenizer(text: str) -> None:
+def test_any_text_is_tokenized_and_decoded_unchanged(text: str) -> None:
     tokenizer = _tokenizer()
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -80,7 +80,7 @@ def _tokenizer() -> Any:
     return _made[0]
 
 
-def test_same_seed_gives_the_same_bytes_and_another_seed_other_weights(tmp_path: Path) -> None:
+def test_the_seed_determines_the_weights(tmp_path: Path) -> None:
     texts = board_transcripts()
     one = create_tiny(texts, tmp_path / "one", seed=3, size=SMALL)
     two = create_tiny(texts, tmp_path / "two", seed=3, size=SMALL)
@@ -89,7 +89,7 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_other_weights(tmp_path:
     assert (one / "tokenizer.json").read_bytes() == (two / "tokenizer.json").read_bytes()
 
 
-def test_making_a_model_leaves_the_callers_random_state_alone(tmp_path: Path) -> None:
+def test_creating_a_model_does_not_change_the_random_state(tmp_path: Path) -> None:
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -102,7 +102,7 @@ def test_default_size_has_about_a_million_parameters(tmp_path: Path) -> None:
     assert 700_000 < model.num_parameters() < 1_200_000
 
 
-def test_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
+def test_an_existing_folder_is_rejected_and_kept(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.txt").write_text("keep")
     with pytest.raises(ConfigError, match="already exists"):
@@ -111,14 +111,14 @@ def test_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_tokenizer_needs_transcripts_and_room() -> None:
+def test_the_tokenizer_needs_transcripts_and_enough_tokens() -> None:
     with pytest.raises(ConfigError, match="at least one transcript"):
         train_tokenizer([])
     with pytest.raises(ConfigError, match="no room"):
         train_tokenizer(board_transcripts(), vocabulary=200)
 
 
-def test_generation_markers_agree_with_our_own_mask(tmp_path: Path) -> None:
+def test_generation_markers_match_our_mask(tmp_path: Path) -> None:
     loaded = load_model(create_tiny(board_transcripts(), tmp_path / "model", size=SMALL), device="cpu")
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
     messages = [
@@ -162,7 +162,7 @@ def adding(first: int, second: int) -> Rollout:
     )
 
 
-def test_tools_and_their_calls_are_a_few_tokens(tmp_path: Path) -> None:
+def test_tools_and_their_calls_are_few_tokens(tmp_path: Path) -> None:
     rollouts = [adding(number, 99 - number) for number in range(60)]
     folder = create_tiny([transcript_of(one) for one in rollouts], tmp_path / "model", size=SMALL)
     loaded = load_model(folder, device="cpu")
@@ -184,7 +184,7 @@ def test_tools_and_their_calls_are_a_few_tokens(tmp_path: Path) -> None:
     }
 
 
-def test_a_template_without_tools_is_given_them_with_the_same_weights(tmp_path: Path) -> None:
+def test_tools_are_added_to_a_template_without_changing_weights(tmp_path: Path) -> None:
     base = create_tiny(board_transcripts(), tmp_path / "base", size=SMALL)
     with pytest.raises(ConfigError, match="already has tools in its chat template"):
         give_tools(base, tmp_path / "again")
@@ -201,9 +201,7 @@ def test_a_template_without_tools_is_given_them_with_the_same_weights(tmp_path: 
     assert '"name": "add"' in told
 
 
-def test_names_resolve_to_folders_with_a_telling_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_names_resolve_to_descriptive_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = create_tiny(board_transcripts(), tmp_path / "ttt-grpo" / "model", size=SMALL)
     assert resolve_model(folder) == (str(folder), "ttt-grpo")
     assert model_name(tmp_path / "ttt-grpo") == "ttt-grpo"

@@ -166,7 +166,7 @@ def sampled_logprobs(trajectory):
 
 
 @pytest.mark.parametrize("template", [SMOLLM2, LFM2], ids=["SmolLM2", "LFM2"])
-async def test_ten_turns_hold_exactly_the_sampled_tokens(model, tokenizer, template):
+async def test_ten_turns_contain_exactly_the_sampled_tokens(model, tokenizer, template):
     own = tokenizer(template)
     odd = 0
     for rollout in await played(PolicyClient(model, own)):
@@ -188,7 +188,7 @@ async def test_ten_turns_hold_exactly_the_sampled_tokens(model, tokenizer, templ
 
 
 @pytest.mark.parametrize("template", [SMOLLM2, LFM2], ids=["SmolLM2", "LFM2"])
-async def test_what_the_model_saw_ends_as_the_template_renders_it(model, tokenizer, template):
+async def test_the_context_ends_as_the_template_renders_it(model, tokenizer, template):
     own = tokenizer(template)
     for rollout in await played(PolicyClient(model, own)):
         whole = [*rollout.prompt, *rollout.completion]
@@ -237,14 +237,14 @@ async def test_a_template_that_drops_reasoning_splits_the_rollout_into_samples(m
             assert part.mask == [1] * len(part.completion_ids)
 
 
-async def test_a_template_that_drops_reasoning_changes_nothing_where_there_is_none(model, tokenizer):
+async def test_a_template_that_drops_reasoning_changes_nothing_without_reasoning(model, tokenizer):
     client = scripted_sampling(PolicyClient(model, tokenizer(QWEN3)), lambda turn: f"answer {turn}")
     for rollout in await played(client, max_tokens=40):
         (whole,) = trajectories_of(rollout)
         assert sum(whole.mask) == sum(len(turn.tokens.completion_ids) for turn in rollout.turns)
 
 
-async def test_reasoning_in_one_turn_splits_there_and_nowhere_else(model, tokenizer):
+async def test_reasoning_in_one_turn_splits_only_there(model, tokenizer):
     client = scripted_sampling(
         PolicyClient(model, tokenizer(QWEN3)),
         lambda turn: ("<think>\nhm\n</think>\n\n" if turn == 4 else "") + f"answer {turn}",
@@ -255,7 +255,7 @@ async def test_reasoning_in_one_turn_splits_there_and_nowhere_else(model, tokeni
         assert [sum(first.mask), sum(second.mask)] == [sum(counts[:5]), sum(counts[5:])]
 
 
-async def test_every_sample_of_a_rewritten_rollout_is_scored_as_it_was_sampled(model, tokenizer):
+async def test_every_sample_of_a_split_rollout_is_scored_on_its_tokens(model, tokenizer):
     """A cache that kept the keys and values of the old history would give other log-probabilities."""
     client = PolicyClient(model, tokenizer(SHORTENING))
     for rollout in await played(client):
@@ -265,7 +265,7 @@ async def test_every_sample_of_a_rewritten_rollout_is_scored_as_it_was_sampled(m
             assert scored(model, part) == pytest.approx(sampled_logprobs(part), abs=1e-4)
 
 
-async def test_which_sequence_a_trainer_of_ones_own_learns_depends_on_the_rollout_alone(model, tokenizer):
+async def test_sequences_for_custom_trainers_depend_only_on_the_rollout(model, tokenizer):
     rollouts = await played(PolicyClient(model, tokenizer(SHORTENING)))
     assert [draw_one(rollout) for rollout in rollouts] == [draw_one(rollout) for rollout in rollouts]
     drawn = [
@@ -331,7 +331,7 @@ class Program(AgentEnv):
         await box.upload({"/work/agent.py": AGENT})
 
 
-async def test_the_calls_of_an_agent_program_hold_exactly_the_sampled_tokens(model, tokenizer):
+async def test_calls_of_an_agent_program_contain_exactly_the_sampled_tokens(model, tokenizer):
     rows = [{"question": f"question 0 of row {n}?"} for n in range(2)]
     rubric = Rubric([lambda completion: 1.0])
     handle = LocalEnvironment(Program(rows, rubric=rubric, agent="python3 agent.py"))

@@ -113,7 +113,7 @@ def test_wandb_goes_online_only_with_a_key(
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
-def test_a_tracker_that_is_not_installed_is_an_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "find_spec", lambda found: None)
     with pytest.raises(MissingExtra) as caught:
         reporting.require_trackers([name])

@@ -19,12 +19,12 @@ def fields_by_section(kind: type[BaseModel]) -> dict[str, int]:
     }
 
 
-def test_a_user_reads_few_fields_at_a_time() -> None:
+def test_the_configuration_has_few_fields_per_section() -> None:
     for kind in (GRPOSettings, SFTSettings):
         assert max(fields_by_section(kind).values()) <= 12, "a section is one thought; split it"
 
 
-def test_all_that_grpo_needs_is_a_model() -> None:
+def test_grpo_requires_only_a_model() -> None:
     settings = GRPOSettings.model_validate({"model": MODEL})
     assert (settings.evaluation.every, settings.stopping.target, settings.output.keep_best) == (0, {}, None)
 
@@ -40,7 +40,7 @@ def test_all_that_grpo_needs_is_a_model() -> None:
         (["evaluation.every=5", 'evaluation.cells=[{name="a b"}]'], r"`evaluation\.cells\.0\.name`"),
     ],
 )
-def test_an_evaluation_that_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+def test_an_impossible_evaluation_is_rejected(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_settings(GRPOSettings, None, overrides, model=MODEL)
 
@@ -55,7 +55,7 @@ def test_an_evaluation_that_cannot_be_is_refused(overrides: list[str], message: 
         ),
     ],
 )
-def test_a_precision_of_samples_without_effect_is_refused(overrides: list[str], message: str) -> None:
+def test_a_sampling_precision_without_effect_is_rejected(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_settings(GRPOSettings, None, overrides, model=MODEL)
 
@@ -70,7 +70,7 @@ def test_targets_are_numbers_or_bounds() -> None:
     assert settings.stopping.target == {"eval/reward": 0.9, "eval/lost": "<=0"}
 
 
-def test_a_file_overrides_and_given_sections_in_that_order(tmp_path: Path) -> None:
+def test_overrides_apply_after_the_file(tmp_path: Path) -> None:
     file = tmp_path / "grpo.toml"
     file.write_text(
         '[model]\npath = "a"\n[schedule]\nsteps = 5\nseed = 1\n[environment.arguments]\nsize = 3\n'
@@ -97,12 +97,12 @@ def test_a_file_overrides_and_given_sections_in_that_order(tmp_path: Path) -> No
         (["algorithm.loss=ppo"], r"`algorithm\.loss`"),
     ],
 )
-def test_a_wrong_setting_is_named(overrides: list[str], message: str) -> None:
+def test_an_invalid_setting_is_named(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_settings(GRPOSettings, None, overrides, model=MODEL)
 
 
-def test_a_missing_model_and_a_broken_file_are_clear(tmp_path: Path) -> None:
+def test_a_missing_model_and_an_invalid_file_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`model`"):
         read_settings(GRPOSettings, None)
     with pytest.raises(ConfigError, match="cannot read"):
@@ -133,7 +133,7 @@ def test_the_shipped_examples_are_valid() -> None:
         ),
     ],
 )
-def test_a_wrong_setting_is_answered_with_the_right_ones(override: str, said: str, hint: str | None) -> None:
+def test_an_unknown_setting_lists_the_valid_ones(override: str, said: str, hint: str | None) -> None:
     with pytest.raises(ConfigError) as refused:
         read_settings(GRPOSettings, None, [override], model={"path": "m"})
     assert str(refused.value).startswith(said)
@@ -143,7 +143,7 @@ def test_a_wrong_setting_is_answered_with_the_right_ones(override: str, said: st
         assert (refused.value.hint or "").startswith(hint)
 
 
-def test_a_section_that_is_none_is_said(tmp_path: Path) -> None:
+def test_an_unknown_section_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "grpo.toml"
     file.write_text("batch = 3\n")
     with pytest.raises(ConfigError, match="`batch` is not a section"):

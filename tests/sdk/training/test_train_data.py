@@ -22,7 +22,7 @@ def rollout(number: int, reward: float | None = 1.0, said: str = "hello", **fiel
     )
 
 
-def test_rows_end_with_the_models_last_message() -> None:
+def test_rows_end_with_the_last_message_of_the_model() -> None:
     rows, report = select_rows([rollout(1)])
     assert [message["role"] for message in rows[0]["messages"]] == ["user", "assistant"]
     assert (rows[0]["example_id"], rows[0]["index"], rows[0]["reward"]) == ("1", 0, 1.0)
@@ -69,17 +69,17 @@ def test_repeats_can_be_kept() -> None:
         ("reward < 0.4", 0.5, False),
     ],
 )
-def test_conditions(text: str, reward: float, holds: bool) -> None:
+def test_conditions_select_rollouts(text: str, reward: float, holds: bool) -> None:
     assert Condition.parse(text).holds(rollout(1, reward=reward)) is holds
 
 
 @pytest.mark.parametrize("text", ["won", "won=1", "won>=", "won>=one", ">=1", "won>=1>=2"])
-def test_a_condition_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_condition_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a condition"):
         Condition.parse(text)
 
 
-def test_an_unknown_metric_is_named_with_those_there_are() -> None:
+def test_an_unknown_metric_lists_the_metrics() -> None:
     with pytest.raises(ConfigError, match="no metric `wun`") as raised:
         select_rows([rollout(1, metrics={"won": 1.0})], conditions=[Condition.parse("wun==1")])
     assert raised.value.hint is not None
@@ -103,7 +103,7 @@ def kept(*arguments: Any, **options: Any) -> list[str]:
     return [row["example_id"] for row in select_rows(*arguments, **options)[0]]
 
 
-def test_near_repeats_have_the_same_words() -> None:
+def test_near_duplicates_have_the_same_words() -> None:
     said = ["Take the center: 4.", "take   the CENTER 4", "Take the center: 5.", "Take the center: 4."]
     rollouts = [rollout(number, said=text) for number, text in enumerate(said)]
     assert kept(rollouts) == ["0", "1", "2"]
@@ -148,7 +148,7 @@ def test_the_best_of_each_example_and_stratum_are_kept() -> None:
     assert sum(report.dropped.values()) + report.kept == report.rollouts == 6
 
 
-def test_samples_of_what_was_dropped_are_kept_for_each_reason() -> None:
+def test_samples_of_dropped_rollouts_are_kept_per_reason() -> None:
     rollouts = [rollout(number, reward=0.0, said=f"no {number}") for number in range(5)]
     _, report = select_rows([*rollouts, rollout(9), rollout(9)], min_reward=0.5, samples=2)
     assert [(one.reason, one.example_id, one.said) for one in report.samples] == [
@@ -159,7 +159,7 @@ def test_samples_of_what_was_dropped_are_kept_for_each_reason() -> None:
     assert report.dropped["reward<0.5"] == 5
 
 
-def test_the_tools_that_were_offered_come_with_the_row() -> None:
+def test_rows_contain_the_offered_tools() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     rows, _ = select_rows([rollout(1, tools=tools), rollout(2)])
     assert rows[0]["tools"] == tools

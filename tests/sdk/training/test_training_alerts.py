@@ -39,16 +39,16 @@ def told(*changes: dict[str, Any]) -> list[tuple[int, str]]:
     return [(alert.step, alert.rule) for alert in alerts_of(steps(*changes))]
 
 
-def test_a_sound_run_raises_nothing() -> None:
+def test_a_healthy_run_raises_no_alert() -> None:
     assert told(*[{}] * 30) == []
     assert alerts_of([{"step": 1, "loss": 0.1}]) == [], "metrics that are absent raise nothing"
 
 
-def test_a_reward_that_is_no_number_is_told_at_once() -> None:
+def test_a_reward_that_is_not_finite_raises_an_alert_immediately() -> None:
     assert told({}, {"reward": None}) == [(2, "reward_not_finite")]
 
 
-def test_entropy_counts_against_its_first_steps_and_must_stay_low() -> None:
+def test_an_entropy_alert_needs_lasting_low_entropy() -> None:
     low, better = {"entropy": 0.19, "reward": 0.9}, {"reward": 0.9}  # otherwise it is a collapse too
     assert told(*[{}] * 10, *[low] * 9, better, *[low] * 11) == [(30, "entropy_low")]
     assert told(*[low] * 30) == [], "low from the first step on is how the policy is"
@@ -64,7 +64,7 @@ def test_entropy_counts_against_its_first_steps_and_must_stay_low() -> None:
         ({"sampling": {"top_p": 0.5}}, 0.3, False),
     ],
 )
-def test_samples_of_other_weights_are_told_although_they_are_corrected(
+def test_samples_of_other_weights_raise_an_alert(
     sections: dict[str, Any], distance: float, warned: bool
 ) -> None:
     settings = GRPOSettings.model_validate({"model": {"path": "tiny"}, **sections})
@@ -74,7 +74,7 @@ def test_samples_of_other_weights_are_told_although_they_are_corrected(
     assert all("0.30 nats on average" in alert.message for alert in alerts)
 
 
-def test_groups_without_variance_must_last() -> None:
+def test_an_alert_needs_lasting_groups_without_variance() -> None:
     flat = {"groups_without_variance": 0.9}
     assert told(*[flat] * 9, {}, *[flat] * 10) == [(20, "no_variance")]
 
@@ -86,7 +86,7 @@ def test_distillation_learns_from_groups_without_variance() -> None:
     assert alerts_of(steps(*[flat] * 10), rules) == []
 
 
-def test_a_share_that_swings_is_told_once_and_again_after_a_calm() -> None:
+def test_an_alert_is_repeated_only_after_a_calm_period() -> None:
     cut = {"truncated": 0.5}
     assert told(cut, {}, cut, cut, {}, cut) == [(1, "truncated")]
     assert told(cut, *[{}] * 10, cut) == [(1, "truncated"), (12, "truncated")]
@@ -99,7 +99,7 @@ def test_failures_at_any_boundary_are_a_share_of_the_rollouts() -> None:
     assert "model 1, rubric 2" in alert.message
 
 
-def test_an_evaluation_that_stays_while_the_reward_moves_is_told() -> None:
+def test_an_unchanged_evaluation_raises_an_alert() -> None:
     same = {"evaluation/own/reward": 0.25}
     assert told(same, {"reward": 0.6}, same, {"reward": 0.9}, same) == [(5, "evaluation_flat")]
     assert told(same, {}, same, {}, same) == [], "nothing moves"
@@ -108,7 +108,7 @@ def test_an_evaluation_that_stays_while_the_reward_moves_is_told() -> None:
     assert "evaluation of `own`" in alert.message
 
 
-def test_an_evaluation_may_stay_where_sampling_is_about_to_come() -> None:
+def test_an_unchanged_evaluation_is_allowed_before_sampling() -> None:
     done = {"evaluation/own/reward": 1.0}
     assert told(done, {"reward": 0.7}, done, {"reward": 0.9}, done) == [], "greedy play did it before"
     nearly = [{"evaluation/own/reward": value} for value in (0.25, 0.252, 0.25)]
@@ -116,7 +116,7 @@ def test_an_evaluation_may_stay_where_sampling_is_about_to_come() -> None:
     assert told(*climbs) == [(5, "evaluation_flat")], "a hundredth of what the sampled reward moved"
 
 
-def test_a_best_that_is_the_beginning_is_told_once() -> None:
+def test_a_best_checkpoint_at_the_start_raises_one_alert() -> None:
     worse, better = ({"evaluation/eval/won": value} for value in (0.5, 0.6))
     assert told(worse, worse, {}, worse, worse) == [(4, "best_at_start")], "an equal one does not beat it"
     assert told(worse, better, worse, worse, worse) == []
@@ -126,7 +126,7 @@ def test_a_best_that_is_the_beginning_is_told_once() -> None:
     assert "better `eval/won` than the evaluation before the first step" in alert.message
 
 
-def test_alerts_are_kept_beside_the_metrics(tmp_path: Path) -> None:
+def test_alerts_are_stored_next_to_the_metrics(tmp_path: Path) -> None:
     assert read_alerts(tmp_path) == []
     alerts = alerts_of(steps({"truncated": 0.5}, {"reward": None}))
     write_alerts(tmp_path, alerts)
@@ -152,7 +152,7 @@ CHANGES = st.fixed_dictionaries(
 
 
 @given(st.lists(CHANGES, max_size=40), st.integers(0, 40))
-def test_a_resumed_run_tells_the_same(changes: list[dict[str, Any]], cut: int) -> None:
+def test_a_resumed_run_raises_the_same_alerts(changes: list[dict[str, Any]], cut: int) -> None:
     entries = steps(*changes)
     before = alerts_of(entries[:cut])
     resumed = new_rules()

@@ -82,7 +82,7 @@ def test_a_model_with_dropout_trains_with_the_probabilities_that_it_samples_with
 
 
 @pytest.mark.parametrize(("kind", "first"), [(DPOSettings, 0.6931), (KTOSettings, 0.5)])
-def test_preferences_begin_with_the_policy_that_is_the_reference(
+def test_preference_training_starts_with_the_reference_policy(
     dropping: Path, tmp_path: Path, kind: Any, first: float
 ) -> None:
     rows = [
@@ -101,7 +101,7 @@ def test_preferences_begin_with_the_policy_that_is_the_reference(
     assert result.first_loss == pytest.approx(first, abs=1e-4)
 
 
-def test_dropout_that_acts_raises_an_alert(
+def test_active_dropout_raises_an_alert(
     dropping: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wander.train.grpo.turn_off_dropout", lambda model: None)
@@ -134,7 +134,7 @@ def test_turns_of_different_lengths_are_sampled_under_autocast(puller: Path, tmp
 
 
 @pytest.mark.parametrize("kind", [GRPOSettings, SFTSettings, DPOSettings, KTOSettings])
-def test_weights_in_bfloat16_are_refused_where_all_of_them_learn(kind: Any) -> None:
+def test_training_all_weights_in_bfloat16_is_rejected(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"model\.autocast"):
         kind(model={"path": "tiny", "dtype": "bfloat16"})
     kind(model={"path": "tiny", "dtype": "bfloat16", "lora_rank": 8})
@@ -183,7 +183,7 @@ def endless(puller: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_turns_that_cannot_end_are_named_and_mended_by_fine_tuning(
+def test_turns_that_cannot_end_are_reported_and_fixed_by_sft(
     endless: Path, puller: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"<\|done\|>"):

@@ -77,7 +77,7 @@ def test_one_run_is_drawn_with_spread_evaluations_and_times(tmp_path: Path) -> N
     assert [(point["at"], point["low"], point["high"]) for point in points] == [(0, 0.4, 0.6), (12, 0.4, 0.6)]
 
 
-def test_runs_stand_on_the_same_axes(tmp_path: Path) -> None:
+def test_runs_are_drawn_on_the_same_axes(tmp_path: Path) -> None:
     runs = [PlottedRun("a", entries(4)), PlottedRun("b", entries(6, entropy=1.0))]
     chart = drawn(runs, tmp_path, across="hours")
     assert titles(chart) == ["mean reward", "won", "entropy (nats per token)", "seconds per step"]
@@ -89,7 +89,7 @@ def test_runs_stand_on_the_same_axes(tmp_path: Path) -> None:
     assert by_rollouts["data"]["values"][-1]["at"] == 48, "the only panel's data stand above it"
 
 
-def test_of_many_steps_the_spikes_stay(tmp_path: Path) -> None:
+def test_plots_of_many_steps_keep_spikes(tmp_path: Path) -> None:
     rows = [
         {"value": 9.0 if step == 7777 else -9.0 if step == 4321 else 0.0, "at": step}
         for step in range(20_000)
@@ -101,7 +101,7 @@ def test_of_many_steps_the_spikes_stay(tmp_path: Path) -> None:
     assert thin_out(rows[:100]) == rows[:100]
 
 
-def test_files_are_what_their_names_say(tmp_path: Path) -> None:
+def test_files_have_the_format_of_their_suffix(tmp_path: Path) -> None:
     files = [tmp_path / "new" / f"plot.{suffix}" for suffix in ("svg", "png", "html")]
     draw_runs([PlottedRun("run", entries(3))], files, title="plot", metrics=["reward"])
     svg, png, html = (file.read_bytes() for file in files)
@@ -118,7 +118,7 @@ def test_the_learning_curve_takes_the_evaluations_of_the_folder(tmp_path: Path) 
     assert ">evaluation</text>" in files[0].read_text()
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_drawn_are_reported(tmp_path: Path) -> None:
     run = PlottedRun("run", entries(3))
     assert draw_runs([PlottedRun("run", entries(1))], [tmp_path / "plot.svg"], title="plot") == []
     with pytest.raises(ConfigError, match=r"`.*plot\.pdf` is not the name of a plot"):

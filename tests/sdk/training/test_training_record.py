@@ -37,7 +37,7 @@ def test_a_resumed_record_keeps_the_steps_of_its_checkpoint(tmp_path: Path) -> N
     assert resumed.entries == entries
 
 
-def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
     for text in ("one", "two"):
         with replace_folder(tmp_path / "model") as made:
             (made / "weights").write_text(text)

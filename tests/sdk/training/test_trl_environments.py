@@ -18,7 +18,7 @@ def said(text):
     return [{"role": "assistant", "content": text}]
 
 
-def test_the_tools_are_methods_that_transformers_reads_as_the_environment_wrote_them():
+def test_tools_are_methods_with_the_schemas_of_the_environment():
     from transformers.utils import get_json_schema
 
     env = wander.load_environment("math-tools", num_examples=8)
@@ -36,7 +36,7 @@ def test_the_tools_are_methods_that_transformers_reads_as_the_environment_wrote_
     assert trl_reward([[{"role": "tool", "content": "42"}]], [player]) == [None], "it was left before its end"
 
 
-def test_who_has_no_tools_is_played_by_replies_and_earns_what_an_evaluation_gives():
+def test_environments_without_tools_earn_the_same_rewards():
     env = wander.load_environment("tictactoe", num_examples=8)
     moves = [f"<move>{n % 9 + 1}</move>" for n in range(20)]
     make = trl_environment_factory(env, run_seed=3)
@@ -49,7 +49,7 @@ def test_who_has_no_tools_is_played_by_replies_and_earns_what_an_evaluation_give
         assert trl_reward([said(moves[len(ours.turns) - 1])], [player]) == [ours.reward]
 
 
-def test_an_argument_that_may_be_null_has_the_other_type():
+def test_a_nullable_argument_has_its_other_type():
     class Described(wander.ToolEnv):
         """Offers a tool as a server of MCP would describe it."""
 

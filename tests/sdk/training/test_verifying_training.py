@@ -69,7 +69,7 @@ def edit_step(run: Path, step: int, **fields: str | None) -> None:
     (run / STEPS).write_text("".join(line.model_dump_json() + "\n" for line in lines))
 
 
-def test_the_first_steps_come_out_the_same(run: Path) -> None:
+def test_repeating_the_first_steps_gives_equal_results(run: Path) -> None:
     shown: list[int] = []
     report = verify_training(
         run, opener_of(bandit), steps=2, progress=lambda entry: shown.append(entry["step"])
@@ -82,7 +82,7 @@ def test_the_first_steps_come_out_the_same(run: Path) -> None:
 
 
 @pytest.mark.full
-def test_updates_on_the_same_rollouts_come_out_the_same(puller: Path, tmp_path: Path) -> None:
+def test_updates_on_the_same_rollouts_are_equal(puller: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train_grpo(opener_of(bandit), settings_for(puller, num_iterations=2), folder)
     first, again, other = read_steps(folder / STEPS)
@@ -95,13 +95,13 @@ def test_updates_on_the_same_rollouts_come_out_the_same(puller: Path, tmp_path: 
     assert verify_training(folder, opener_of(bandit), steps=3).same
 
 
-def test_steps_that_the_run_lacks_are_not_called_the_same(run: Path) -> None:
+def test_missing_steps_are_not_reported_as_equal(run: Path) -> None:
     report = verify_training(run, opener_of(bandit), steps=5)
     assert (report.compared, report.same, report.refused) == (3, False, "the run has only 3 steps")
 
 
 @pytest.mark.parametrize("part", ["rollouts", "rewards", "update", "weights"])
-def test_the_first_difference_is_told_and_in_what(run: Path, part: str) -> None:
+def test_the_first_difference_is_reported(run: Path, part: str) -> None:
     recorded = {line.step: line for line in read_steps(run / STEPS)}
     step = 2 if part != "weights" else max(n for n, line in recorded.items() if line.weights)
     edit_step(run, step, **{part: "0" * 64})
@@ -111,7 +111,7 @@ def test_the_first_difference_is_told_and_in_what(run: Path, part: str) -> None:
     assert (report.compared, report.same) == (step, False)
 
 
-def test_another_environment_or_other_weights_are_refused(run: Path) -> None:
+def test_another_environment_or_weights_are_rejected(run: Path) -> None:
     report = verify_training(run, opener_of(lambda: bandit(examples=60)), steps=1)
     assert report.refused is not None
     assert "environment.info.train_examples: 64 before, 60 now" in report.refused
@@ -122,7 +122,7 @@ def test_another_environment_or_other_weights_are_refused(run: Path) -> None:
     assert "model.weights_sha256" in refused
 
 
-def test_another_library_is_told_and_does_not_keep_from_comparing(run: Path) -> None:
+def test_another_library_version_is_reported_and_compared(run: Path) -> None:
     edit_manifest(run, lambda manifest: manifest["reproduction"]["libraries"].update(torch="1.0"))
     report = verify_training(run, opener_of(bandit), steps=1)
     assert report.same
@@ -130,7 +130,7 @@ def test_another_library_is_told_and_does_not_keep_from_comparing(run: Path) -> 
     assert told.startswith("reproduction.libraries.torch: 1.0 before, ")
 
 
-def test_what_cannot_come_out_the_same_is_refused(run: Path) -> None:
+def test_runs_that_cannot_be_repeated_exactly_are_rejected(run: Path) -> None:
     def refusal() -> str | None:
         return verify_training(run, opener_of(bandit), steps=2).refused
 
@@ -154,7 +154,7 @@ def test_what_cannot_come_out_the_same_is_refused(run: Path) -> None:
         refusal()
 
 
-def test_an_interrupt_ends_it(run: Path) -> None:
+def test_an_interrupt_stops_the_verification(run: Path) -> None:
     def interrupt(entry: dict[str, Any]) -> None:
         signal.raise_signal(signal.SIGINT)
 
@@ -162,7 +162,7 @@ def test_an_interrupt_ends_it(run: Path) -> None:
         verify_training(run, opener_of(bandit), steps=3, progress=interrupt)
 
 
-def test_a_torn_line_is_left_out_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_skipped_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
     line = StepHash(step=1, rollouts="a", rewards="b", update="c").model_dump_json()
     (tmp_path / STEPS).write_text(line + "\n" + line[:20])
     assert [one.step for one in read_steps(tmp_path / STEPS)] == [1]
@@ -208,7 +208,7 @@ def test_every_file_of_checkpoints_and_models_is_compared_with_its_digest(evalua
 
 
 @pytest.mark.parametrize("place", ["checkpoints/checkpoint-1", "checkpoints/checkpoint-3", "model", "best"])
-def test_a_changed_a_missing_and_an_exchanged_file_are_named(evaluated: Path, place: str) -> None:
+def test_changed_missing_and_exchanged_files_are_named(evaluated: Path, place: str) -> None:
     folder = evaluated / place
     for path in sorted(folder.iterdir()):
         if path.name == SEAL:
@@ -222,7 +222,7 @@ def test_a_changed_a_missing_and_an_exchanged_file_are_named(evaluated: Path, pl
     assert check_files(evaluated)[1] == []
 
 
-def test_weights_that_the_run_did_not_save_are_found_although_they_have_a_seal(evaluated: Path) -> None:
+def test_foreign_weights_with_a_seal_are_found(evaluated: Path) -> None:
     change_byte(evaluated / "model" / "model.safetensors")
     seal_folder(evaluated / "model", step=3)
     [damaged] = check_files(evaluated)[1]
@@ -244,7 +244,7 @@ def test_the_best_of_a_killed_run_need_not_be_a_checkpoint(evaluated: Path) -> N
     assert others == []
 
 
-def test_a_best_of_steps_that_are_made_again_is_forgotten(puller: Path, evaluated: Path) -> None:
+def test_a_best_checkpoint_of_repeated_steps_is_discarded(puller: Path, evaluated: Path) -> None:
     write_best(evaluated, BestCheckpoint(metric="eval/payoff", mode="max", value=9.0, step=3))
     train_grpo(opener_of(bandit), settings_of_evaluated(puller), evaluated, resume=True, checkpoint=1)
     best = read_best(evaluated)

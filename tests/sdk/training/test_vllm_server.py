@@ -73,7 +73,7 @@ async def sampled(engine: VLLMServerEngine, prompt: list[int], **kwargs: Any) ->
     return await engine.sample(SamplingJob("r", 0, SampleRequest(prompt, **{"max_tokens": 6, **kwargs})))
 
 
-async def test_tokens_go_in_and_come_out_with_their_log_probabilities(
+async def test_tokens_are_sent_and_returned_with_log_probabilities(
     server: TokenServer, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     engine = engine_of(server, loaded, tmp_path)
@@ -90,7 +90,7 @@ async def test_tokens_go_in_and_come_out_with_their_log_probabilities(
     assert engine.totals.seconds > 0
 
 
-async def test_new_weights_are_what_the_server_samples_from(
+async def test_the_server_samples_from_the_new_weights(
     server: TokenServer, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     engine = engine_of(server, loaded, tmp_path / "served")
@@ -139,7 +139,7 @@ async def test_a_turn_is_sampled_by_one_version_of_the_weights(
     await beside.close()
 
 
-def test_a_server_whose_cache_is_in_use_is_asked_again(
+def test_a_server_with_a_busy_cache_is_asked_again(
     server: TokenServer, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = FolderSync([VLLMServer(server.url)], loaded.model, tmp_path)
@@ -200,7 +200,9 @@ def test_a_run_learns_from_what_the_server_samples(server: TokenServer, puller: 
 
 
 @pytest.mark.full
-def test_a_server_that_keeps_old_weights_shows(server: TokenServer, puller: Path, tmp_path: Path) -> None:
+def test_a_server_that_keeps_old_weights_is_detected(
+    server: TokenServer, puller: Path, tmp_path: Path
+) -> None:
     server.obeys = False
     train_grpo(opener_of(bandit), settings_for(puller, server), tmp_path / "run")
     first, second = read_metrics(tmp_path / "run")
@@ -209,7 +211,7 @@ def test_a_server_that_keeps_old_weights_shows(server: TokenServer, puller: Path
 
 
 @pytest.mark.full
-def test_the_same_run_in_this_process_learns_alike(server: TokenServer, puller: Path, tmp_path: Path) -> None:
+def test_a_run_in_this_process_learns_equally(server: TokenServer, puller: Path, tmp_path: Path) -> None:
     """The server draws by the same seeds: what it is told changes nothing but the last bits."""
     there = train_grpo(opener_of(bandit), settings_for(puller, server), tmp_path / "there")
     here = train_grpo(
@@ -220,7 +222,7 @@ def test_the_same_run_in_this_process_learns_alike(server: TokenServer, puller: 
         assert torch.allclose(weight, theirs[name], atol=1e-3), name
 
 
-async def test_adapters_reach_the_server_merged_and_stay_apart(
+async def test_adapters_are_merged_for_the_server_and_stay_separate(
     server: TokenServer, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     from peft import LoraConfig, get_peft_model
@@ -340,7 +342,7 @@ def test_adapters_are_merged_if_the_server_would_not_compute_what_they_compute(
         assert entry[RATIO] == pytest.approx(1.0, abs=1e-3)
 
 
-def test_adapters_that_a_server_cannot_add_are_refused(
+def test_adapters_that_a_server_cannot_add_are_rejected(
     server: TokenServer, puller: Path, tmp_path: Path
 ) -> None:
     def refusal() -> ConfigError:
@@ -369,7 +371,7 @@ def test_a_server_with_adapters_keeps_its_weights_while_it_sleeps(
     assert slept == {"/sleep?level=1"}, "level 2 discards the weights that the adapters are added to"
 
 
-def test_a_server_that_cannot_be_trained_with_is_refused_with_a_way_out(
+def test_a_server_unsuitable_for_training_is_rejected_with_a_hint(
     server: TokenServer, loaded: LoadedModel, puller: Path, tmp_path: Path
 ) -> None:
     def refusal() -> ConfigError:
@@ -387,7 +389,7 @@ def test_a_server_that_cannot_be_trained_with_is_refused_with_a_way_out(
     assert "no vLLM server answers at `http://127.0.0.1:9`" in str(refusal())
 
 
-async def test_a_policy_client_asks_the_server_turn_by_turn(
+async def test_a_policy_client_samples_turn_by_turn_from_the_server(
     server: TokenServer, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     from wander.environment import LocalEnvironment
