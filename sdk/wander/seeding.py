@@ -2,14 +2,14 @@
 
 A generator is a pure function of (run seed, example seed, keys). It depends neither on the rollout's index
 nor on earlier draws. Two rollouts of an example that reach the same position therefore meet the same reply,
-and a stored rollout can be replayed bit for bit.
+and a stored rollout can be replayed bit for bit. Ids of calls are derived from names for the same reason.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -39,3 +39,11 @@ def derived_rng(*parts: Key) -> random.Random:
     _seed(rng, derived_seed(*parts))
     rng.gauss_next = None  # type: ignore[attr-defined]
     return rng
+
+
+def short_id(name: str, taken: Iterable[str]) -> str:
+    """Return nine letters and digits derived from a name, different from all taken ids."""
+    known = set(taken)
+    while (made := hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]) in known:
+        name += "'"
+    return made

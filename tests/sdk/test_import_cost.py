@@ -22,7 +22,7 @@ def test_import_wander_loads_five_modules_of_its_own_next_to_pydantic() -> None:
 
 
 def test_an_environment_class_loads_no_client_evaluator_or_library() -> None:
-    modules = loaded("from wander import Rubric, SingleTurnEnv")
+    modules = loaded("from wander import EnvGroup, MCPEnv, Rubric, SandboxEnv, SingleTurnEnv, ToolEnv")
     heavy = {"aiohttp", "openai", "websockets", "zstandard", "multiprocessing", "numpy"}
     assert modules & heavy == set()
     assert {name for name in modules if name.startswith(("wander.evals", "wander.worker"))} == set()

@@ -11,6 +11,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
@@ -18,8 +19,10 @@ from wander.boxes.base import Box, BoxSpec
 from wander.clients.base import Client, WrappedClient
 from wander.clients.scripted import ScriptedClient
 from wander.worker.child.boxes import BoxRequests
-from wander.worker.host.boxes import FindOnHost, PlayBoxes
 from wander.worker.protocol import BoxAnswer, StartBox, UseBox
+
+if TYPE_CHECKING:
+    from wander.worker.host.boxes import FindOnHost
 
 LONGEST_LINE = 256 << 20
 ROLLOUT_ID = "check"
@@ -54,6 +57,8 @@ async def _serve(connection: socket.socket, find_on_host: FindOnHost) -> None:
     if not line:  # most environments start no box
         writer.close()
         return
+    from wander.worker.host.boxes import PlayBoxes  # the process of the check imports this module too
+
     boxes = PlayBoxes(ScriptedClient([]), [ROLLOUT_ID] * PARALLEL_ROLLOUTS, find_on_host)
     calls: set[asyncio.Task[None]] = set()
 

@@ -6,7 +6,6 @@ reasons, later requests are written differently. The content that the model sees
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 from wander.clients.base import ModelRequest
 from wander.clients.http_errors import complaint
 from wander.clients.transport import Answer
-from wander.seeding import derived_seed
+from wander.seeding import derived_seed, short_id
 from wander.types import Message
 
 REASONING = ("reasoning_content", "reasoning_details", "thinking_blocks", "signature", "reasoning_signature")
@@ -193,11 +192,3 @@ def with_unique_ids(messages: Sequence[Message], *, short: bool = False) -> list
         else:
             written.append(message)
     return written
-
-
-def short_id(name: str, taken: Iterable[str]) -> str:
-    """Return nine letters and digits derived from a name, different from all taken ids."""
-    known = set(taken)
-    while (made := hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:9]) in known:
-        name += "'"
-    return made

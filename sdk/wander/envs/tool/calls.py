@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wander.clients.dialect import short_id
 from wander.envs.tool.schema import TOOL_NAME, InvalidArguments, parse_arguments
+from wander.seeding import short_id
 from wander.types import Message
 
 
