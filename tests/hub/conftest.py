@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import sqlite3
+import sys
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
@@ -391,3 +392,20 @@ def run_of() -> Callable[..., tuple[dict[str, Any], list[dict[str, Any]]]]:
         return manifest, rollouts_for(manifest, reward)
 
     return build
+
+
+@pytest.fixture
+def typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line in this process; gives status, standard output and standard error."""
+
+    from wander_hub.cli.main import main
+
+    def run_here(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["wander-hub", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return run_here

@@ -82,32 +82,26 @@ def ending_of(database: Database, job_id: int) -> tuple[str, int]:
         return job.state, job.attempt
 
 
-@pytest.mark.full
-def test_what_it_cannot_work_with_is_refused_with_a_hint(tmp_path):
-    refused = {
-        "there is no hub": run("--data", str(tmp_path / "nowhere")),
-        "wander-hub work --hub http://HOST:8600": run(
-            *("--data", str(tmp_path)),
-            WANDER_HUB_VERIFICATION="unconfined",
-            WANDER_HUB="http://another-hub-that-somebody-logged-in-to",
-        ),
-        "`--listen 127.0.0.1:8601`": run("--data", str(tmp_path), "--listen", "nowhere"),
-    }
-    for words, done in refused.items():
-        assert words in done.stderr
-        assert done.stderr.count("error: ") == 1, done.stderr
-        assert done.returncode in (1, 2)
-        assert "Traceback" not in done.stderr
+def test_what_it_cannot_work_with_is_refused_with_a_hint(tmp_path, monkeypatch, typed):
+    monkeypatch.setenv("WANDER_HUB_VERIFICATION", "unconfined")
+    monkeypatch.setenv("WANDER_HUB", "http://another-hub-that-somebody-logged-in-to")
+    for folder, words in (
+        (tmp_path / "nowhere", "there is no hub"),
+        (tmp_path, "wander-hub work --hub http://HOST:8600"),
+    ):
+        status, _, err = typed("work", "--data", str(folder))
+        assert words in err
+        assert err.count("error: ") == 1, err
+        assert status in (1, 2)
 
 
 @pytest.mark.full
-def test_once_does_what_waits_and_ends(database, settings):
-    numbers = [submitted(database, f"job {number}") for number in range(3)]
-    done = run("--once", "--data", str(settings.data))
-    assert done.returncode == 0, done.stderr
-    assert "ran 3 jobs" in done.stderr
-    assert [ending_of(database, one) for one in numbers] == [("failed", 1)] * 3
-    assert "ran 0 jobs" in run("--once", "--data", str(settings.data)).stderr
+def test_an_address_for_its_health_that_is_none_is_refused(tmp_path):
+    done = run("--data", str(tmp_path), "--listen", "nowhere")
+    assert "`--listen 127.0.0.1:8601`" in done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.full
@@ -188,11 +182,14 @@ def test_a_signal_that_another_thread_gets_ends_it_too():
             signal.signal(one, handler)
 
 
-def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings):
-    number = submitted(database, "one")
+def test_a_hub_leaves_jobs_to_others_and_once_does_what_waits(database, settings):
+    numbers = [submitted(database, f"job {number}") for number in range(3)]
     with serving(settings.data, "--no-jobs"):
-        assert "ran 1 job\n" in run("--once", "--data", str(settings.data)).stderr
-    assert ending_of(database, number) == ("failed", 1)
+        done = run("--once", "--data", str(settings.data))
+        assert done.returncode == 0, done.stderr
+        assert "ran 3 jobs" in done.stderr
+    assert [ending_of(database, number) for number in numbers] == [("failed", 1)] * 3
+    assert "ran 0 jobs" in run("--once", "--data", str(settings.data)).stderr
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from chat_endpoint import chat_endpoint
-from live_hub import free_port, hub_command
+from live_hub import free_port
 
 USAGE, NOT_FOUND, LOGIN, UNAVAILABLE, ALL_FAILED = 2, 3, 4, 5, 6
 
@@ -90,28 +90,6 @@ def test_an_endpoint_with_invalid_responses_is_named(bundled, tmp_path, answer, 
         model = ["-m", "x", "-b", endpoint.base_url, "-n", 2, "--out", tmp_path / "run"]
         said = bundled.refused(status, "eval", "admin/reverse-text", *model)
     assert "127.0.0.1" in said
-
-
-def test_a_taken_port_is_named(hub, tmp_path):
-    command, environment = hub_command(tmp_path / "second", "serve", "--port", str(hub.port))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == USAGE
-    assert str(hub.port) in done.stderr
-    assert "error: " in done.stderr
-    assert "hint: " in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.full
-def test_a_data_folder_that_is_a_file_is_named(tmp_path):
-    place = tmp_path / "file"
-    place.write_text("not a folder")
-    command, environment = hub_command(place, "serve", "--port", "0")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == USAGE
-    assert "error: " in done.stderr
-    assert "hint: " in done.stderr
-    assert place.read_text() == "not a folder"
 
 
 def test_errors_are_json_if_requested(machine, bundled):
