@@ -287,7 +287,9 @@ posts_of_runs = st.lists(
 )
 
 
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis_settings(  # with 100 examples, it takes 11 s
+    max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(posts_of_runs, st.lists(st.tuples(st.integers(0, 6), st.sampled_from(sorted(CHANGES))), max_size=5))
 async def test_folding_does_not_depend_on_the_order_of_events(
     board: Board, posts: list[Post], changes: list[tuple[int, str]]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from wander import Rollout
 from wander.errors import ConfigError, RunError
@@ -77,6 +77,7 @@ def test_a_rollout_that_failed_in_one_run_makes_agreement_inconclusive() -> None
     assert (found.verdict, found.identical) == ("agrees", 1)
 
 
+@settings(max_examples=20)  # with 100, it takes 7 s
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30),
     st.sampled_from([0.02, 0.1, 0.3]),
