@@ -99,7 +99,8 @@ class Uploader:
 
 LOGIN = ("--username", "__token__", "--password", "{token}")
 QUIETLY = ("--non-interactive", "--verbose", "--disable-progress-bar")
-TWINE = Uploader("twine", ("upload", *QUIETLY, "--repository-url", "{url}", *LOGIN, "FILES"), {})
+ANYBODY = ("--username", "alice@example.org", "--password", "{token}")
+TWINE = Uploader("twine", ("upload", *QUIETLY, "--repository-url", "{url}", *ANYBODY, "FILES"), {})
 UV = Uploader("uv", ("publish", "--publish-url", "{url}", "--token", "{token}", "FILES"), {})
 SLASHLESS = Uploader("uv", ("publish", "--publish-url", "{url}", "FILES"), {"UV_PUBLISH_TOKEN": "{token}"})
 POETRY = Uploader(
