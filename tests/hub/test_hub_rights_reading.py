@@ -157,6 +157,7 @@ async def test_no_read_tells_a_stranger_anything(private, caller, accept):
     await compare_reads(private, caller, accept)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("away", OUTAGES[1:])
 async def test_no_read_tells_a_stranger_anything_while_something_is_away(private, away):
     hub = private

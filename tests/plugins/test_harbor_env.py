@@ -224,6 +224,7 @@ async def test_a_reward_written_in_the_background_fools_a_shared_verifier_only(t
     assert not (await play(environment(write_task(tmp_path / "hello")), hack.command)).reward
 
 
+@pytest.mark.full
 @needs_sandbox
 async def test_no_hack_earns_a_reward_in_a_new_box(tmp_path):
     """The hacks are real: two of them are seen to fool a verifier in the model's own box."""

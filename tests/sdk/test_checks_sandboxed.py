@@ -37,9 +37,7 @@ def checked(folder: Path, at_load: str, **options: float) -> CheckReport:
 
 def test_a_bundled_environment_passes_the_same_checks_in_the_sandbox() -> None:
     inside = check_environment(ROOT / "environments" / "tictactoe", sandbox=small("memory=1G"))
-    outside = check_environment(ROOT / "environments" / "tictactoe")
-    assert [(one.id, one.status) for one in inside.checks] == [(one.id, one.status) for one in outside.checks]
-    assert not inside.failed
+    assert [(one.id, one.message) for one in inside.checks if one.status != "pass"] == []
 
 
 def test_forbidden_operations_make_loading_fail(tmp_path: Path) -> None:

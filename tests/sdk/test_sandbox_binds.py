@@ -292,6 +292,7 @@ def test_a_folder_replaced_after_its_check_is_not_visible(place: Path, runtime: 
         look(runtime, place, meanwhile=swap)
 
 
+@pytest.mark.full
 @pytest.mark.skipif("os.geteuid() != 0", reason="this is an ordinary user already")
 def test_everything_is_also_hidden_for_an_ordinary_user() -> None:
     user = 61_235

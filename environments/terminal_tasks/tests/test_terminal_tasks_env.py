@@ -83,7 +83,7 @@ async def test_a_planted_program_or_answer_elsewhere_earns_nothing(monkeypatch):
     assert (await played(ScriptedClient(run_commands(plant)), example)).reward == 0.0
     example = example_of("write_script")
     script = draw(example.info).fields["script"]
-    hang = f"echo 'while :; do :; done' > {script}"
+    hang = f"echo 'sleep 600' > {script}"
     monkeypatch.setattr(tasks, "COMMAND_SECONDS", 1.0)
     assert (await played(ScriptedClient(run_commands(hang)), example)).reward == 0.0
 
