@@ -155,7 +155,7 @@ def test_the_doctor_compares_the_visitor_that_the_proxy_names_with_the_one_that_
 @pytest.mark.parametrize(
     ("boxes", "state", "said"),
     [
-        ("off", "ok", "not used"),
+        ("off", "ok", "starts no boxes"),
         pytest.param("bwrap", "ok", "a box started", marks=needs_sandbox),
         ("docker", "warning", "cannot replay runs of environments with a shell"),
     ],

@@ -122,7 +122,7 @@ async def test_what_is_no_search_is_refused(hub, runs):
     assert (await hub.get(API, params={"text": "y", "environment": "alice/none"})).status_code == 404
     empty = await hub.get("/runs/search", headers=HTML)
     assert empty.status_code == 200
-    assert "No rollout matches" not in empty.text, "nothing was asked yet"
+    assert "No rollouts match" not in empty.text, "nothing was asked yet"
 
 
 def test_every_field_of_a_search_reaches_the_rollouts_or_the_runs():

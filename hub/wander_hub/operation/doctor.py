@@ -176,7 +176,10 @@ def _look_at_sandbox(settings: Settings) -> str:
 
 def _look_at_boxes(settings: Settings) -> str:
     if settings.boxes == "off":
-        return "not used: the runs of environments with a shell stay `complete` (`WANDER_HUB_BOXES`)"
+        return (
+            "the hub starts no boxes, so runs of environments with a shell get at most the level `complete` "
+            "(`WANDER_HUB_BOXES=off`)"
+        )
     try:
         backend = asyncio.run(_start_box(settings.boxes))
     except SandboxError as error:

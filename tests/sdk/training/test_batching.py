@@ -93,7 +93,7 @@ async def test_a_canceled_request_is_not_sampled() -> None:
     batcher.close()
 
 
-async def test_who_is_answered_before_the_batch_ends_works_meanwhile_and_waits_for_the_next() -> None:
+async def test_early_answers_let_rollouts_continue_until_the_next_batch() -> None:
     asked_again = threading.Event()
     batches = []
 
@@ -122,7 +122,7 @@ async def test_who_is_answered_before_the_batch_ends_works_meanwhile_and_waits_f
     batcher.close()
 
 
-async def test_who_needs_the_weights_can_wait_for_a_batch_whose_rollouts_have_all_ended() -> None:
+async def test_a_weight_update_waits_for_the_running_batch() -> None:
     goes_on, over = threading.Event(), []
 
     def run(numbers: Sequence[int], tell: Tell[int]) -> list[int]:

@@ -309,7 +309,7 @@ def test_every_attempt_has_its_record_and_hides_no_other(
         at = text.index(attempt["raw"], at) + len(attempt["raw"])
 
 
-def test_words_on_both_sides_of_a_call_are_kept() -> None:
+def test_text_around_a_call_is_kept() -> None:
     message = say(form_of("qwen2.5"), MALFORMED[0][1])
     assert message["content"] == "First.\nthen\nLast."
     assert made(message) == [("add", GOOD), ("add", GOOD)]
@@ -321,7 +321,7 @@ def test_words_on_both_sides_of_a_call_are_kept() -> None:
     ["f(x) = sin(x), {2}", 'A set: {"a": 1}.', '{"name": "Bob", "age": 4}', "<b>{", "[TOOL", "} ] )"],
 )
 @pytest.mark.parametrize("name", ["qwen2.5", "llama3", "lfm2", "mistral-11", "plain"])
-def test_prose_is_no_call(name: str, text: str) -> None:
+def test_prose_is_not_a_call(name: str, text: str) -> None:
     assert say(form_of(name), text) == {"role": "assistant", "content": text}
 
 
@@ -345,7 +345,7 @@ def test_values_without_types_are_read_by_the_schema_of_their_tool() -> None:
         ("Hello.</think>", None, "Hello.</think>", 0),
     ],
 )
-def test_reasoning_is_apart_and_no_place_for_calls(
+def test_reasoning_is_separate_and_contains_no_calls(
     text: str, reasoning: str | None, content: str, calls: int
 ) -> None:
     message = say(form_of("qwen3"), text)
@@ -355,7 +355,7 @@ def test_reasoning_is_apart_and_no_place_for_calls(
     assert len(message.get("tool_calls", ())) == calls
 
 
-def test_reasoning_that_the_prompt_opens_is_apart_too() -> None:
+def test_reasoning_opened_by_the_prompt_is_separate_too() -> None:
     template = FAMILIES["qwen2.5"].template.replace(
         "assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"
     )
@@ -365,12 +365,12 @@ def test_reasoning_that_the_prompt_opens_is_apart_too() -> None:
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Hello.")
 
 
-def test_where_no_tools_are_offered_nothing_is_a_call() -> None:
+def test_without_tools_nothing_is_a_call() -> None:
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     assert say(form_of("qwen2.5"), text, tools=None) == {"role": "assistant", "content": text}
 
 
-def test_a_template_without_tools_is_refused_with_a_command() -> None:
+def test_a_template_without_tools_is_rejected_with_a_hint() -> None:
     tokenizer = tokenizer_of(Family(WITHOUT, "hermes"))
     form = ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]))
     with pytest.raises(InvalidResponse, match="does not support tools") as refused:
@@ -384,7 +384,7 @@ def test_a_template_without_tools_is_refused_with_a_command() -> None:
         form.turns.require_tools()
 
 
-def test_calls_that_nobody_could_read_are_not_learned() -> None:
+def test_unreadable_calls_are_not_learned() -> None:
     form = form_of("qwen2.5")
     bad = say(form, '<tool_call>{"name": "add"</tool_call>')
     messages = [
@@ -429,7 +429,7 @@ async def play(
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "training"])
-async def test_a_tool_environment_answers_every_attempt_and_the_tokens_go_on(tiny: Path, kind: str) -> None:
+async def test_a_tool_environment_answers_every_call_and_keeps_the_tokens(tiny: Path, kind: str) -> None:
     environment = ToolEnv([{"question": "1 and 2?"}], tools=[add], rubric=Rubric([lambda completion: 1.0]))
     first = (
         '<tool_call>{"name":"add",  "arguments": {"a": 1, "b": 2}}</tool_call>'
@@ -461,9 +461,7 @@ class Shortening(MultiTurnEnv):
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "training"])
-async def test_messages_that_the_environment_changes_or_takes_back_begin_another_sample(
-    tiny: Path, kind: str
-) -> None:
+async def test_changed_or_removed_messages_start_another_sample(tiny: Path, kind: str) -> None:
     environment = Shortening([{"question": "Count."}], max_turns=3, rubric=Rubric([lambda completion: 1.0]))
     rollout = await play(tiny, kind, environment, ["one long answer", "two", "three"])
     assert rollout.failure is None
@@ -477,7 +475,7 @@ async def test_messages_that_the_environment_changes_or_takes_back_begin_another
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "training"])
-async def test_a_model_without_tools_is_refused_at_its_first_call(tiny: Path, kind: str) -> None:
+async def test_a_model_without_tools_is_rejected_at_its_first_call(tiny: Path, kind: str) -> None:
     environment = ToolEnv([{"question": "1 and 2?"}], tools=[add], rubric=Rubric([lambda completion: 1.0]))
     rollout = await play(tiny, kind, environment, ["3"], WITHOUT)
     assert rollout.failure is not None
@@ -485,7 +483,7 @@ async def test_a_model_without_tools_is_refused_at_its_first_call(tiny: Path, ki
     assert "does not support tools" in rollout.failure.message
 
 
-async def test_what_a_served_model_says_is_read_by_the_same_reader(chat_server: Any) -> None:
+async def test_served_models_use_the_same_call_parser(chat_server: Any) -> None:
     client = ServedClient("m", chat_server.url, {}, turns=lambda: form_of("qwen3"))
     client.check_tools()
     said = [
@@ -510,7 +508,7 @@ async def test_what_a_served_model_says_is_read_by_the_same_reader(chat_server: 
 
 
 @given(text=st.text(st.sampled_from('{}[]()",:=<>/ntool_calfpr\\ \n1'), max_size=60))
-def test_reading_never_raises(text: str) -> None:
+def test_parsing_calls_never_raises(text: str) -> None:
     for form in FORMATS:
         opening = form.opens[0] if form.opens else ""
         for written in (text, opening + text, text + opening + text):

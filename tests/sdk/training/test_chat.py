@@ -77,7 +77,7 @@ LOCAL = CHATML.replace("{{ '<|'", "{% set said = message['content'] %}{% if said
         *((each, False) for each in (CHATML + CHATML, "{{ messages[0].content }}")),
     ],
 )
-def test_messages_are_rendered_one_by_one_only_where_nothing_else_shows_in_them(
+def test_messages_are_rendered_separately_only_if_independent(
     loaded: LoadedModel, template: str | None, joins: bool
 ) -> None:
     form = form_of(loaded, template)
@@ -91,7 +91,7 @@ def test_messages_are_rendered_one_by_one_only_where_nothing_else_shows_in_them(
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, PLAIN_TEMPLATE, CHATML, ENDLESS])
-def test_a_content_that_is_put_out_as_it_is_is_copied(template: str) -> None:
+def test_content_that_is_rendered_unchanged_is_copied(template: str) -> None:
     assert copies_content(template)
     whole = template.replace("message['content']", "message | string")
     for other in (
@@ -106,7 +106,7 @@ def test_a_content_that_is_put_out_as_it_is_is_copied(template: str) -> None:
 
 
 @pytest.mark.parametrize("template", [None, CHATML])
-def test_a_grown_conversation_is_the_rendered_one(loaded: LoadedModel, template: str | None) -> None:
+def test_an_extended_conversation_equals_the_rendered_one(loaded: LoadedModel, template: str | None) -> None:
     form = form_of(loaded, template)
     end = loaded.tokenizer.eos_token_id
     messages = talk("Machine 1.", "<pull>3</pull>", "It paid 1.0. Pull again.", "<pull>0</pull>", "Done.")
@@ -117,7 +117,7 @@ def test_a_grown_conversation_is_the_rendered_one(loaded: LoadedModel, template:
     assert sampled == completions[0] + completions[1]
 
 
-def test_sampled_ids_are_kept_even_when_the_tokenizer_would_split_otherwise(loaded: LoadedModel) -> None:
+def test_sampled_ids_are_kept_even_if_the_tokenizer_splits_differently(loaded: LoadedModel) -> None:
     form = form_of(loaded)
     spelled = [token for letter in "<pull>2</pull>" for token in form.encode(letter)]
     assert spelled != form.encode("<pull>2</pull>")
@@ -127,7 +127,7 @@ def test_sampled_ids_are_kept_even_when_the_tokenizer_would_split_otherwise(load
     assert conversation.ids[start : start + len(spelled)] == spelled
 
 
-def test_a_completion_that_was_cut_is_ended_by_the_environment(loaded: LoadedModel) -> None:
+def test_a_truncated_completion_is_closed_by_the_environment(loaded: LoadedModel) -> None:
     form = form_of(loaded, CHATML)
     messages = talk("Machine 1.", "<pull>", "It paid 0. Pull again.")
     conversation = grown(form, messages, [form.encode("<pull>")])
@@ -137,7 +137,7 @@ def test_a_completion_that_was_cut_is_ended_by_the_environment(loaded: LoadedMod
     assert ends == [0, 0, 0]
 
 
-def test_a_template_may_trim_what_was_said(loaded: LoadedModel) -> None:
+def test_a_template_may_trim_messages(loaded: LoadedModel) -> None:
     form = form_of(loaded, TRIMMING)
     end = loaded.tokenizer.eos_token_id
     said = [*form.encode(" <pull>1</pull>\n"), end]
@@ -149,7 +149,7 @@ def test_a_template_may_trim_what_was_said(loaded: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize("template", [FORGETFUL, COUNTING])
-def test_a_template_that_rewrites_history_is_refused(loaded: LoadedModel, template: str) -> None:
+def test_a_template_that_rewrites_history_is_rejected(loaded: LoadedModel, template: str) -> None:
     form = form_of(loaded, template)
     messages = talk("Machine 1.", "<think>hm</think><pull>1</pull>", "It paid 0.2.")
     said = [*form.encode(messages[1]["content"]), loaded.tokenizer.eos_token_id]
@@ -158,7 +158,7 @@ def test_a_template_that_rewrites_history_is_refused(loaded: LoadedModel, templa
 
 
 @pytest.mark.parametrize("template", [None, CHATML])
-def test_transcripts_learn_the_assistants_tokens_and_their_ends_only(
+def test_transcripts_learn_only_assistant_tokens_and_their_ends(
     loaded: LoadedModel, template: str | None
 ) -> None:
     form = form_of(loaded, template)
@@ -170,7 +170,7 @@ def test_transcripts_learn_the_assistants_tokens_and_their_ends_only(
     assert form.render(messages, prompt=False).startswith(loaded.tokenizer.decode(whole.ids))
 
 
-def test_transcripts_need_an_answer_and_a_template_that_closes_it(loaded: LoadedModel) -> None:
+def test_transcripts_need_an_answer_that_the_template_closes(loaded: LoadedModel) -> None:
     with pytest.raises(InvalidResponse, match="at least one assistant message"):
         form_of(loaded).transcript(talk("Machine 1."))
     with pytest.raises(InvalidResponse, match="does not close"):
@@ -183,7 +183,7 @@ def test_a_tokenizer_without_template_gets_a_plain_one(loaded: LoadedModel) -> N
     assert text == "<|user|>\nHello<|end|>\n<|assistant|>\n"
 
 
-def test_content_parts_are_joined_and_pictures_refused() -> None:
+def test_content_parts_are_joined_and_images_are_rejected() -> None:
     assert content_text([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "ab"
     assert content_text(None) == ""
     with pytest.raises(InvalidResponse, match="image_url"):

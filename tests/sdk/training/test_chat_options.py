@@ -61,7 +61,7 @@ class Clock(datetime):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_shows_the_date_that_is_pinned(name: str) -> None:
+def test_a_template_shows_the_pinned_date(name: str) -> None:
     first, second = form_of(TEMPLATES[name], ChatOptions(DAY)), form_of(TEMPLATES[name], ChatOptions(OTHER))
     assert first.render(ASKED).startswith("Today is 02 Jan 2026. ")
     assert second.render(ASKED).startswith("Today is 31 Dec 2025. ")
@@ -75,7 +75,7 @@ def test_a_date_that_cannot_be_pinned_is_a_warning_in_the_manifest() -> None:
     assert described["template_date"].startswith("warning")
 
 
-def test_the_date_is_that_of_the_day_on_which_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_date_is_pinned_when_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat, "datetime", Clock)
     form = form_of(DATED)
     monkeypatch.setattr(Clock, "today_is", DAY)  # midnight passes
@@ -83,13 +83,13 @@ def test_the_date_is_that_of_the_day_on_which_the_model_is_loaded(monkeypatch: p
     assert form.date == OTHER
 
 
-def test_a_template_without_a_date_is_left_alone() -> None:
+def test_a_template_without_a_date_is_not_changed() -> None:
     form = form_of(WITHOUT, ChatOptions(DAY))
     assert form.template == WITHOUT
     assert form.describe() == {"chat_template_sha256": form.digest}
 
 
-def test_quotes_and_letters_of_any_language_survive_the_pin() -> None:
+def test_pinning_keeps_quotes_and_letters_of_any_language() -> None:
     pinned = pin_date("""{{ strftime_now("%d 'Jänner' %Y") }}""", DAY)
     assert "strftime_now" not in pinned
     assert form_of(pinned + WITHOUT).render(ASKED).startswith("02 'Jänner' 2026")
@@ -170,7 +170,7 @@ def test_a_system_prompt_becomes_part_of_the_first_question(template: str) -> No
     assert conversation.messages == 4
 
 
-def test_an_option_leaves_the_system_prompt_where_it_is() -> None:
+def test_an_option_keeps_the_system_prompt_separate() -> None:
     kept = ChatOptions(merge_system=False)
     with pytest.raises(InvalidResponse):
         form_of(RAISES, kept).render(SYSTEM)

@@ -49,7 +49,7 @@ def chosen(run: Path, at: int | None = None) -> int | None:
     return found.step if found else None
 
 
-def test_the_newest_whole_one_is_taken_or_the_one_asked_for(run: Path) -> None:
+def test_the_newest_complete_or_the_requested_checkpoint_is_used(run: Path) -> None:
     found = checkpoint_to_resume(run)
     assert found is not None
     seal = read_seal(found.path)
@@ -64,19 +64,19 @@ def test_the_newest_whole_one_is_taken_or_the_one_asked_for(run: Path) -> None:
     assert chosen(run) == 10
 
 
-def test_a_run_that_was_stopped_before_its_first_begins_again(tmp_path: Path) -> None:
+def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     assert chosen(tmp_path) is None
     written(tmp_path, 1)
     assert chosen(tmp_path) is None
 
 
-def test_weights_kept_elsewhere_are_no_missing_checkpoint(run: Path) -> None:
+def test_weights_stored_elsewhere_are_not_a_missing_checkpoint(run: Path) -> None:
     write_saved(run, [Checkpoint(step=12, weights_sha256="a" * 64)])
     assert chosen(run) == 10
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "inner/state.json"])
-def test_a_damaged_one_is_refused_and_the_newest_sound_one_offered(run: Path, name: str) -> None:
+def test_a_damaged_checkpoint_is_rejected_and_an_intact_one_is_suggested(run: Path, name: str) -> None:
     file = run / "checkpoints" / "checkpoint-10" / name
     file.write_text(file.read_text()[:-1])
     with pytest.raises(
@@ -95,7 +95,7 @@ def test_a_damaged_one_is_refused_and_the_newest_sound_one_offered(run: Path, na
         checkpoint_to_resume(run, 9)
 
 
-def test_one_that_is_gone_is_noticed(run: Path) -> None:
+def test_a_missing_checkpoint_is_detected(run: Path) -> None:
     place = run / "checkpoints"
     (place / "checkpoint-10").rename(run / "elsewhere")
     with pytest.raises(RunError, match=r"checkpoint of step 10 .* was removed") as refused:
@@ -109,7 +109,7 @@ def test_one_that_is_gone_is_noticed(run: Path) -> None:
         checkpoint_to_resume(run, 5)
 
 
-def test_going_on_from_an_older_one_gives_the_later_ones_up(run: Path) -> None:
+def test_resuming_from_an_older_checkpoint_discards_later_ones(run: Path) -> None:
     write_saved(run, [Checkpoint(step=step, weights_sha256=f"{step:064}") for step in (2, 9, 10)])
     written(run, 11)
     give_up_later(run, 9)
@@ -139,7 +139,7 @@ def bandit_settings(start: Path, steps: int, **output: Any) -> GRPOSettings:
     )
 
 
-def test_who_says_nothing_of_checkpoints_loses_few_steps_and_no_disk(puller: Path, tmp_path: Path) -> None:
+def test_the_default_checkpoints_lose_few_steps_and_little_disk(puller: Path, tmp_path: Path) -> None:
     steps = 2 * CHECKPOINT_STEPS + 3
     settings, run = bandit_settings(puller, steps), tmp_path / "run"
 
@@ -158,7 +158,7 @@ def test_who_says_nothing_of_checkpoints_loses_few_steps_and_no_disk(puller: Pat
     assert not (run / "checkpoints").exists(), "the model of the end is all that stays"
 
 
-def test_those_that_were_asked_for_stay_all_or_the_newest(puller: Path, tmp_path: Path) -> None:
+def test_all_or_the_newest_checkpoints_are_kept(puller: Path, tmp_path: Path) -> None:
     train_grpo(opener_of(bandit), bandit_settings(puller, 4, checkpoint_every=1), tmp_path / "all")
     assert steps_kept(tmp_path / "all") == [1, 2, 3, 4]
     settings = bandit_settings(puller, 4, checkpoint_every=1, checkpoints_kept=3)

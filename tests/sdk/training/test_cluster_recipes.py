@@ -62,7 +62,7 @@ def array(task: int, count: int, most: int) -> dict[str, str]:
     return dict(zip(names, map(str, (task, count, most)), strict=True))
 
 
-def test_a_task_plays_its_shard_or_all_tasks_refuse(tmp_path: Path) -> None:
+def test_each_task_plays_its_shard_or_all_tasks_fail(tmp_path: Path) -> None:
     folder = f"{tmp_path}/runs/7"
     (tmp_path / "old" / "4").mkdir(parents=True)
     (tmp_path / "old" / "4" / "run.json").touch()
@@ -84,7 +84,7 @@ def test_a_task_plays_its_shard_or_all_tasks_refuse(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "then"), [(signal.SIGUSR1, ["scontrol requeue 9\n"]), (signal.SIGTERM, [])]
 )
-def test_a_task_whose_time_is_over_ends_in_order_and_is_requeued(
+def test_a_task_at_its_time_limit_stops_and_is_requeued(
     tmp_path: Path, number: signal.Signals, then: list[str]
 ) -> None:
     with started(tmp_path, **array(0, 1, 0), ENDLESS="1") as task:
@@ -104,7 +104,7 @@ def test_the_accelerate_configuration_shards_by_fsdp2() -> None:
     assert config.fsdp_config["fsdp_cpu_ram_efficient_loading"] is False
 
 
-def test_the_kubernetes_job_is_whole() -> None:
+def test_the_kubernetes_job_is_complete() -> None:
     settings, claim, job = manifests()
     assert [each["kind"] for each in (settings, claim, job)] == [
         "ConfigMap",
@@ -120,7 +120,7 @@ def test_the_kubernetes_job_is_whole() -> None:
     ]["name"]
 
 
-def test_the_indexed_job_plays_a_shard_a_pod() -> None:
+def test_the_indexed_job_plays_one_shard_per_pod() -> None:
     claim, job = manifests("eval.yaml")
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -132,7 +132,7 @@ def test_the_indexed_job_plays_a_shard_a_pod() -> None:
     assert container["volumeMounts"][0]["name"] == volume["name"]
 
 
-def test_its_settings_are_those_of_a_run() -> None:
+def test_settings_of_the_recipes_are_valid() -> None:
     settings = GRPOSettings.model_validate(tomllib.loads(manifests()[0]["data"]["grpo.toml"]))
     assert settings.inference.engine == "vllm-server"
     (train,) = manifests()[2]["spec"]["template"]["spec"]["containers"]

@@ -74,7 +74,7 @@ def stretches(rollout: Rollout) -> list[list[Turn]]:
     return [list(turns) for _, turns in groupby(rollout.turns, key=lambda turn: turn.left_out)]
 
 
-async def test_a_conversation_that_ended_for_want_of_context_is_played_to_its_end(
+async def test_compaction_continues_a_conversation_without_context_space(
     loaded: LoadedModel,
 ) -> None:
     before = await play(TransformersClient(loaded))
@@ -117,7 +117,7 @@ def check_record(rollout: Rollout, loaded: LoadedModel) -> None:
     assert learned == [token for turn in rollout.turns if turn.tokens for token in turn.tokens.completion_ids]
 
 
-async def test_a_compacted_run_replays_and_keeps_what_was_left_out(
+async def test_a_compacted_run_replays_and_keeps_omitted_messages(
     loaded: LoadedModel, tmp_path: Path
 ) -> None:
     await play(TransformersClient(loaded), tmp_path / "run", compact_at=LIMIT)
@@ -150,7 +150,7 @@ def called(number: int) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
-def test_a_call_stays_with_its_results_and_the_examples_of_a_prompt_stay(form: ChatFormat) -> None:
+def test_compaction_keeps_calls_with_results_and_few_shot_examples(form: ChatFormat) -> None:
     opening = [
         {"role": "system", "content": "Pull."},
         {"role": "user", "content": "Machine 0."},
@@ -182,7 +182,7 @@ def test_a_call_stays_with_its_results_and_the_examples_of_a_prompt_stay(form: C
     assert update_conversation(form, None, ask(opening, 0, short + 1), 8)[0].left_out is None
 
 
-def test_the_examples_of_a_player_stay_however_often_others_moved(form: ChatFormat) -> None:
+def test_compaction_keeps_few_shot_examples_of_a_player(form: ChatFormat) -> None:
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Machine 0."},
         {"role": "assistant", "content": "<pull>1</pull>"},
@@ -201,7 +201,7 @@ def test_the_examples_of_a_player_stay_however_often_others_moved(form: ChatForm
     assert gap is not None
 
 
-def test_messages_that_the_environment_takes_back_are_left_out_no_more(form: ChatFormat) -> None:
+def test_removed_messages_are_not_omitted_again(form: ChatFormat) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Machine 0."}]
     for number in range(9):
         messages += [
@@ -216,9 +216,7 @@ def test_messages_that_the_environment_takes_back_are_left_out_no_more(form: Cha
     assert again.ids == form.start(messages[:3]).ids
 
 
-async def test_what_cannot_compact_says_so_before_anything_is_played(
-    loaded: LoadedModel, tmp_path: Path
-) -> None:
+async def test_unsupported_compaction_is_reported_before_playing(loaded: LoadedModel, tmp_path: Path) -> None:
     endpoint = OpenAIClient("served", "http://127.0.0.1:9/v1")
     with pytest.raises(ModelError, match="`compact_at` is only for models in this process"):
         endpoint.check_sampling(SamplingArgs(compact_at=100))

@@ -88,7 +88,7 @@ requests = st.builds(
 
 @settings(max_examples=20)  # with 100, it takes 50 s
 @given(batch=st.lists(requests, min_size=1, max_size=5))
-def test_a_batch_samples_what_each_row_samples_alone(batch: list[SampleRequest]) -> None:
+def test_a_batch_samples_the_same_as_separate_rows(batch: list[SampleRequest]) -> None:
     alone = [plain_sample(MODEL, request) for request in batch]
     for plan in PLANS:
         samples = Sampler(MODEL, Words(), plan=plan).sample(batch)
@@ -172,7 +172,7 @@ def stepping(model: Any, rows: int = 4) -> Buffers:
 
 
 @torch.inference_mode()
-def test_a_step_has_few_kernels_and_reads_nothing() -> None:
+def test_a_step_has_few_kernels_and_no_synchronization() -> None:
     """Thirty layers, as SmolLM2 has, stay below 1,300 kernels."""
     counts = []
     for layers in (3, 4):
@@ -185,7 +185,7 @@ def test_a_step_has_few_kernels_and_reads_nothing() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 8, 9, 64, 240])
-def test_the_host_looks_every_eighth_token(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_checks_every_eighth_token(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     look = Buffers.look
 

@@ -80,9 +80,7 @@ def evaluated(puller: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_is_evaluated_before_the_first_step_at_its_turns_and_at_the_end(
-    puller: Path, tmp_path: Path
-) -> None:
+def test_evaluations_run_at_the_start_at_intervals_and_at_the_end(puller: Path, tmp_path: Path) -> None:
     openings = Openings()
     train(tmp_path / "run", settings_for(puller, schedule={"steps": 3}), opener=openings)
     lines = [(line.step, line.cell) for line in read_evaluations(tmp_path / "run")]
@@ -95,7 +93,7 @@ def test_it_is_evaluated_before_the_first_step_at_its_turns_and_at_the_end(
     assert openings.closed == len(openings.asked)
 
 
-def test_every_cell_leaves_a_line_with_means_and_intervals(evaluated: Path) -> None:
+def test_every_cell_records_means_and_intervals(evaluated: Path) -> None:
     lines = read_evaluations(evaluated)
     assert [(line.step, line.cell) for line in lines] == [
         (step, cell) for step in (0, 2, 4) for cell in ("short", "long")
@@ -111,7 +109,7 @@ def test_every_cell_leaves_a_line_with_means_and_intervals(evaluated: Path) -> N
         assert line.tokens > 0
 
 
-def test_what_it_found_stands_in_the_metrics_of_its_step(evaluated: Path) -> None:
+def test_evaluation_results_are_in_the_metrics_of_their_step(evaluated: Path) -> None:
     entries = read_metrics(evaluated)
     by_step = {(line.step, line.cell): line for line in read_evaluations(evaluated)}
     assert ["evaluation/long/payoff" in entry for entry in entries] == [False, True, False, True]
@@ -120,7 +118,7 @@ def test_what_it_found_stands_in_the_metrics_of_its_step(evaluated: Path) -> Non
     assert all(entry["seconds/step"] > entry["seconds/update"] > 0 for entry in entries)
 
 
-def test_evaluation_changes_nothing_of_the_training(puller: Path, evaluated: Path, tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(puller: Path, evaluated: Path, tmp_path: Path) -> None:
     plain = train(tmp_path / "plain", settings_for(puller, evaluation={"every": 0}))
     assert weights_digest(plain.model) == weights_digest(evaluated / "model")
     assert not (tmp_path / "plain" / "evaluations.jsonl").exists()
@@ -145,7 +143,7 @@ def test_the_best_weights_are_kept_with_their_step(puller: Path, evaluated: Path
     assert (outcome.steps, outcome.finished, outcome.stopped, outcome.best) == (4, True, None, best)
 
 
-def test_the_worst_can_be_the_best(puller: Path, tmp_path: Path) -> None:
+def test_the_best_can_be_the_lowest_value(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, output={"keep_best": "long/payoff", "best_mode": "min"})
     result = train(tmp_path / "run", settings)
     payoffs = [one.metrics["payoff"] for one in read_evaluations(tmp_path / "run") if one.cell == "long"]
@@ -155,7 +153,7 @@ def test_the_worst_can_be_the_best(puller: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("interrupted_at", [1, 2])
-def test_a_run_resumed_around_an_evaluation_ends_as_an_uninterrupted_one(
+def test_a_run_resumed_near_an_evaluation_equals_an_uninterrupted_one(
     puller: Path, evaluated: Path, tmp_path: Path, interrupted_at: int
 ) -> None:
     settings = settings_for(puller, output={"keep_best": "long/payoff"})
@@ -179,7 +177,7 @@ def test_a_run_resumed_around_an_evaluation_ends_as_an_uninterrupted_one(
 
 
 @pytest.mark.full
-def test_keeping_the_best_adapters_leaves_those_that_learn_as_they_are(puller: Path, tmp_path: Path) -> None:
+def test_keeping_the_best_adapters_does_not_change_the_trained_ones(puller: Path, tmp_path: Path) -> None:
     lora = {"lora_rank": 2}
     kept = train(tmp_path / "kept", settings_for(puller, model=lora, output={"keep_best": "long/payoff"}))
     plain = train(tmp_path / "plain", settings_for(puller, model=lora, evaluation={"every": 0}))
@@ -188,7 +186,7 @@ def test_keeping_the_best_adapters_leaves_those_that_learn_as_they_are(puller: P
     assert not any("lora" in name for name, _ in merged.named_parameters())
 
 
-def test_the_adapters_of_a_checkpoint_are_a_model_to_begin_with(puller: Path, tmp_path: Path) -> None:
+def test_a_run_can_start_from_adapters_of_a_checkpoint(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(
         puller, model={"lora_rank": 2}, evaluation={"every": 0}, output={"checkpoint_every": 4}
     )
@@ -203,7 +201,7 @@ def test_the_adapters_of_a_checkpoint_are_a_model_to_begin_with(puller: Path, tm
     assert not all(torch.equal(ours[name], began[name]) for name in ours)
 
 
-def test_a_run_ends_at_its_target(puller: Path, tmp_path: Path) -> None:
+def test_a_run_stops_at_its_target(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(
         puller, schedule={"steps": 40}, evaluation={"every": 1}, stopping={"target": {"long/payoff": 0.4}}
     )
@@ -219,7 +217,7 @@ def test_a_run_ends_at_its_target(puller: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "run.json").read_text())["ended_at"] is not None
 
 
-def test_a_run_ends_when_its_policy_collapses(puller: Path, tmp_path: Path) -> None:
+def test_a_run_stops_when_its_policy_collapses(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(
         puller,
         schedule={"steps": 30, "learning_rate": 2e-2},
@@ -235,9 +233,7 @@ def test_a_run_ends_when_its_policy_collapses(puller: Path, tmp_path: Path) -> N
     load_model(result.model, device="cpu")
 
 
-def test_a_metric_that_no_evaluation_has_ends_the_run_before_its_first_step(
-    puller: Path, tmp_path: Path
-) -> None:
+def test_an_unknown_evaluation_metric_is_rejected_before_the_first_step(puller: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no evaluation has `long/payof`"):
         train(tmp_path / "run", settings_for(puller, output={"keep_best": "long/payof"}))
     assert read_metrics(tmp_path / "run") == []
@@ -266,7 +262,7 @@ def unreliable(examples: int = 8) -> Unreliable:
     return env
 
 
-def test_a_failed_rollout_is_counted_and_is_in_no_mean(puller: Path, tmp_path: Path) -> None:
+def test_a_failed_rollout_is_counted_but_not_averaged(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(
         puller, schedule={"steps": 1}, evaluation={"every": 1, "cells": [{"name": "all", "examples": 5}]}
     )
@@ -307,7 +303,7 @@ def weather(examples: int = 8) -> WeatherEnv:
     return WeatherEnv(rows, max_turns=3, parser=PULL, rubric=rubric)
 
 
-def test_an_exhaustive_cell_plays_every_line_and_is_a_reason_to_stop(puller: Path, tmp_path: Path) -> None:
+def test_an_exhaustive_cell_plays_every_line_and_can_stop_the_run(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(
         puller,
         evaluation={"cells": [{"name": "every", "exhaustive": True}]},
@@ -342,9 +338,7 @@ def test_an_exhaustive_cell_plays_every_line_and_is_a_reason_to_stop(puller: Pat
     assert result.summary.reward_mean == pytest.approx(lines[-1].reward)
 
 
-def test_lines_cannot_be_played_of_an_environment_that_declares_no_replies(
-    puller: Path, tmp_path: Path
-) -> None:
+def test_an_exhaustive_cell_needs_declared_replies(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, evaluation={"cells": [{"name": "every", "exhaustive": True}]})
     with pytest.raises(ConfigError, match="declares no openings"):
         train(tmp_path / "run", settings)
@@ -357,6 +351,6 @@ def test_lines_cannot_be_played_of_an_environment_that_declares_no_replies(
         ({"cells": [{"name": "every", "exhaustive": True}], "temperature": 1.0}, "is greedy"),
     ],
 )
-def test_an_exhaustive_cell_is_whole_and_greedy(puller: Path, evaluation: Any, why: str) -> None:
+def test_an_exhaustive_cell_is_complete_and_greedy(puller: Path, evaluation: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         settings_for(puller, evaluation=evaluation)

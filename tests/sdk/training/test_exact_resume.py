@@ -97,7 +97,7 @@ MIXED = {"environments": [{"weight": 1, "label": "one"}, {"weight": 2, "label": 
         *("adapters", "adapters and their reference", "curriculum", "mixture"),
     ],
 )
-def test_stopped_and_resumed_is_as_never_stopped(
+def test_a_resumed_run_equals_an_uninterrupted_run(
     puller: Path, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
     settings = settings_for(puller, **sections)
@@ -161,9 +161,7 @@ def killed(folder: Path, settings: GRPOSettings, when: str) -> None:
 
 
 @pytest.mark.full
-def test_killed_between_steps_and_while_saving_it_goes_on_to_the_same_bits(
-    puller: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_between_steps_or_while_saving_resumes_exactly(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, **DRAWN)
     train_grpo(opener_of(bandit), settings, tmp_path / "whole")
 
@@ -182,7 +180,7 @@ def test_killed_between_steps_and_while_saving_it_goes_on_to_the_same_bits(
 
 
 @pytest.mark.full
-def test_killed_before_its_first_checkpoint_it_begins_again(puller: Path, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_again(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, output={"checkpoint_every": 4})
 
     class Killed(Exception):

@@ -52,7 +52,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[str
         (HfHubHTTPError, 451, "Hugging Face refused `a/b`"),
     ],
 )
-def test_a_refusal_of_hugging_face_is_told_with_its_cause(
+def test_an_error_of_hugging_face_is_reported_with_its_cause(
     kind: type[HfHubHTTPError], status: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, kind("refused", response=Answer(status)))  # type: ignore[arg-type]
@@ -60,13 +60,13 @@ def test_a_refusal_of_hugging_face_is_told_with_its_cause(
         only_cached("a/b", "x")
 
 
-def test_a_model_that_hugging_face_has_is_loaded_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_loaded_from_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer(monkeypatch, None) == []
     assert only_cached("a/b") is False
 
 
 @pytest.mark.parametrize("error", [OSError("no name"), HfHubHTTPError("down", response=Answer(503))])  # type: ignore[arg-type]
-def test_without_a_network_a_cached_model_is_taken_and_no_other_waited_for(
+def test_without_a_network_only_cached_models_are_loaded(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = answer(monkeypatch, error)
@@ -78,17 +78,17 @@ def test_without_a_network_a_cached_model_is_taken_and_no_other_waited_for(
     assert only_cached("a/b") is True
 
 
-def test_a_name_that_no_repository_can_have() -> None:
+def test_an_impossible_repository_name_is_reported() -> None:
     with pytest.raises(ModelNotFound, match="not the name of a Hugging Face model"):
         load_model("a b")
 
 
-def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+def test_a_missing_model_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="there is no folder"):
         load_model(tmp_path / "nothing")
 
 
-def test_libraries_draw_no_bars(capfd: pytest.CaptureFixture[str]) -> None:
+def test_libraries_print_no_progress_bars(capfd: pytest.CaptureFixture[str]) -> None:
     from huggingface_hub.utils import tqdm as download_bar
     from tqdm.auto import tqdm
 

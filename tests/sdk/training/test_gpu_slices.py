@@ -72,7 +72,7 @@ def test_finished_phases_keep_their_model_and_the_stopped_one_its_newest_checkpo
     assert [model.parent.name for model in slices.merged_models(run)] == ["3-rl-1"]
 
 
-def test_weights_that_did_best_stay_while_the_phase_is_not_finished(run: Path) -> None:
+def test_the_best_weights_of_an_unfinished_phase_are_kept(run: Path) -> None:
     best = run / "seed-0/training/4-rl-2/best"
     write(best / "model.safetensors", "whole")
     assert "4-rl-2/best/model.safetensors" in kept(run)
@@ -92,7 +92,7 @@ def brought(run: Path, tmp_path: Path) -> Path:
     return tmp_path / "back"
 
 
-def test_the_next_slice_finds_what_the_last_one_kept(brought: Path, run: Path, tmp_path: Path) -> None:
+def test_the_next_slice_finds_files_of_the_previous_one(brought: Path, run: Path, tmp_path: Path) -> None:
     there = tmp_path / "elsewhere" / run.name
     slices.take_over(brought, there, IDENTITY)
     assert kept(there) == kept(run)
@@ -100,7 +100,7 @@ def test_the_next_slice_finds_what_the_last_one_kept(brought: Path, run: Path, t
     assert not list(there.parent.glob(".coming-*"))
 
 
-def test_a_run_that_is_further_on_stays_and_one_that_is_not_is_set_aside(
+def test_the_run_with_more_steps_is_kept(
     brought: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slices.take_over(brought, run, IDENTITY)
@@ -140,7 +140,7 @@ def lose_part(back: Path) -> None:
         (lose_part, r"state-1\.bin` is missing"),
     ],
 )
-def test_a_slice_without_its_state_or_with_a_damaged_one_is_refused(
+def test_a_slice_with_a_missing_or_damaged_state_is_rejected(
     brought: Path, run: Path, spoil: Any, said: str
 ) -> None:
     slices.write_count(run, 0, 0.0)
@@ -151,13 +151,13 @@ def test_a_slice_without_its_state_or_with_a_damaged_one_is_refused(
     assert kept(run) == before
 
 
-def test_a_slice_of_other_settings_is_refused_and_says_which(brought: Path, run: Path) -> None:
+def test_a_slice_with_other_settings_is_rejected_and_names_them(brought: Path, run: Path) -> None:
     with pytest.raises(slices.SliceError, match="slice of something else") as caught:
         slices.take_over(brought, run, {**IDENTITY, "options": "--seeds 1"})
     assert "options: --seeds 0 before, --seeds 1 now" in str(caught.value)
 
 
-def test_weights_that_come_out_differently_are_refused(
+def test_weights_that_are_not_reproduced_are_rejected(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = run / "seed-0/training/3-rl-1/model"
@@ -176,7 +176,7 @@ def test_weights_that_come_out_differently_are_refused(
     assert asked == [run / "seed-0/training/b"]
 
 
-def test_what_does_not_fit_leaves_rollouts_out_first_and_then_names_the_largest(
+def test_oversized_results_drop_rollouts_first(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import random
@@ -196,7 +196,7 @@ def options_for(tmp_path: Path, *words: str) -> argparse.Namespace:
     return options
 
 
-def test_a_slice_says_what_it_lacks_before_it_plays(
+def test_a_slice_reports_missing_files_before_playing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "play", lambda *_: pytest.fail("it plays"))
@@ -210,7 +210,7 @@ def test_a_slice_says_what_it_lacks_before_it_plays(
         slices.play_slice(options_for(tmp_path, "--settings", "huge.toml"))
 
 
-def test_a_slice_counts_itself_and_brings_back_even_what_failed(
+def test_a_slice_returns_its_number_and_failed_results(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(slices, "play", lambda *_: slices.MORE)

@@ -42,7 +42,7 @@ def ground(trained: tuple[Any, Any], tmp_path: Path) -> Any:
     return mine
 
 
-def test_fine_tuning_loses_as_on_the_cpu(trained: tuple[Any, Any]) -> None:
+def test_fine_tuning_has_the_same_losses_as_on_the_cpu(trained: tuple[Any, Any]) -> None:
     ground, item = trained
     assert item.faults == []
     assert ground.policy.is_dir()
@@ -52,13 +52,13 @@ def test_losses_and_gradients_agree_in_fp32_bf16_and_autocast(ground: Any) -> No
     assert smoke.compare_numbers(ground).faults == []
 
 
-def test_rollouts_by_transformers_go_as_on_the_cpu(ground: Any) -> None:
+def test_rollouts_by_transformers_match_the_cpu(ground: Any) -> None:
     item = smoke.roll_out(ground)
     assert item.faults == []
     assert item.figures["games a second, fp32"] > 0
 
 
-def test_cached_keys_and_values_spare_most_of_the_context(ground: Any) -> None:
+def test_the_kv_cache_avoids_most_of_the_context(ground: Any) -> None:
     from wander.models.engines.transformers import TransformersEngine
 
     seen = []
@@ -75,7 +75,7 @@ def test_cached_keys_and_values_spare_most_of_the_context(ground: Any) -> None:
     assert seen[0].cached_tokens > 0.3 * seen[0].context_tokens
 
 
-def test_all_weights_train_and_the_first_step_is_the_cpus(ground: Any) -> None:
+def test_all_weights_train_and_the_first_step_matches_the_cpu(ground: Any) -> None:
     item = smoke.train_plain(ground)
     assert item.faults == []
     parts = sum(
@@ -90,19 +90,19 @@ def test_adapters_train_with_their_reference_in_autocast_with_checkpointed_gradi
     assert [fault for fault in item.faults if ground.device != "cpu" or "last step" not in fault] == []
 
 
-def test_a_stopped_run_of_adapters_goes_on_as_if_it_had_not_been(ground: Any) -> None:
+def test_a_resumed_run_of_adapters_equals_an_uninterrupted_one(ground: Any) -> None:
     item = smoke.resume(ground)
     assert item.faults == []
     if ground.device == "cpu":
         assert max(item.values.values()) == 0.0, "the bits are the same"
 
 
-def test_a_larger_batch_trains_and_checkpointed_gradients_spare_memory(ground: Any) -> None:
+def test_gradient_checkpointing_saves_memory(ground: Any) -> None:
     assert smoke.grow(ground).faults == []
 
 
 @ON_GPU
-def test_bf16_weights_take_half_of_the_memory_and_train_with_adapters(ground: Any) -> None:
+def test_bf16_weights_use_half_the_memory_and_train_with_adapters(ground: Any) -> None:
     from wander.models.loading import load_model
     from wander.train.grpo import train_grpo
     from wander.train.records.files import read_metrics
@@ -137,7 +137,7 @@ def test_a_large_batch_fits_by_computing_few_rows_at_once(ground: Any) -> None:
 
 @ON_GPU
 @pytest.mark.parametrize("games", [256, 1024])
-def test_rollouts_get_no_slower_the_more_are_played_at_once(ground: Any, games: int) -> None:
+def test_parallel_rollouts_are_not_slower(ground: Any, games: int) -> None:
     settings = smoke.settings_for(ground, batch={"rollouts": games, "rows_at_once": 256})
     step = smoke.play(settings, games)
     assert not any(rollout.failure for rollout in step.rollouts)
@@ -145,7 +145,7 @@ def test_rollouts_get_no_slower_the_more_are_played_at_once(ground: Any, games: 
 
 
 @ON_GPU
-def test_adapters_merge_on_the_gpu_to_the_bits_of_the_cpu(ground: Any) -> None:
+def test_adapters_merge_on_the_gpu_exactly_as_on_the_cpu(ground: Any) -> None:
     from wander.models.loading import load_model, weights_digest
     from wander.train.config import ModelSection
     from wander.train.weights import merge_again, save_policy, wrap_lora
@@ -161,7 +161,7 @@ def test_adapters_merge_on_the_gpu_to_the_bits_of_the_cpu(ground: Any) -> None:
     assert merge_again(folder) == saved
 
 
-def test_a_value_out_of_its_bound_and_an_item_that_fails_are_faults(tmp_path: Path) -> None:
+def test_values_outside_their_bounds_and_failed_items_are_errors(tmp_path: Path) -> None:
     item = smoke.Item("x", values={"failed rollouts": 2.0, "KL of the first step": float("nan")})
     assert [fault.partition(":")[0] for fault in item.faults] == ["failed rollouts", "KL of the first step"]
     assert smoke.Item("x", values={"failed rollouts": 0.0}).faults == []

@@ -93,7 +93,7 @@ def test_a_step_scores_each_group_together(tiny: Path, tmp_path: Path, where: st
     assert all(len(trajectories_of(rollout)) == 1 for rollout in played.rollouts)
 
 
-def test_the_group_of_a_failed_rollout_is_played_again_whole(tiny: Path, tmp_path: Path) -> None:
+def test_the_whole_group_of_a_failed_rollout_is_played_again(tiny: Path, tmp_path: Path) -> None:
     loaded = load_model(tiny, device="cpu")
     source = RolloutSource(
         lambda choice: opened(tmp_path, "in a worker", True),

@@ -53,7 +53,7 @@ async def mean_payoff(model: Path) -> float:
     return total / 40
 
 
-def test_a_mixture_of_experts_is_refused_before_anything_is_played(puller: Path, tmp_path: Path) -> None:
+def test_a_mixture_of_experts_is_rejected_before_playing(puller: Path, tmp_path: Path) -> None:
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = MixtralConfig(vocab_size=512, num_key_value_heads=1, num_local_experts=2, **shape)
     MixtralForCausalLM(config).save_pretrained(tmp_path / "experts")
@@ -84,7 +84,7 @@ async def test_a_few_steps_raise_the_reward_of_a_bandit(puller: Path, tmp_path: 
     assert [plot.read_bytes()[:4] for plot in plots] == [b"<svg", b"\x89PNG"]
 
 
-def test_the_run_folder_has_the_form_of_every_run(puller: Path, tmp_path: Path) -> None:
+def test_the_run_folder_has_the_standard_layout(puller: Path, tmp_path: Path) -> None:
     train_grpo(opener_of(bandit), settings_for(puller, schedule={"steps": 4}), tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
     manifest = folder.manifest
@@ -107,7 +107,7 @@ def test_the_run_folder_has_the_form_of_every_run(puller: Path, tmp_path: Path) 
         train_grpo(opener_of(bandit), settings_for(puller), tmp_path / "run")
 
 
-def test_same_seed_gives_the_same_weights_and_another_seed_others(puller: Path, tmp_path: Path) -> None:
+def test_the_seed_determines_the_trained_weights(puller: Path, tmp_path: Path) -> None:
     digests = [
         weights_digest(
             train_grpo(
@@ -119,7 +119,7 @@ def test_same_seed_gives_the_same_weights_and_another_seed_others(puller: Path, 
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(puller: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, schedule={"steps": 4})
     whole = train_grpo(opener_of(bandit), settings, tmp_path / "whole")
 
@@ -170,7 +170,7 @@ def flaky() -> FlakyEnv:
     return env
 
 
-def test_a_failing_rollout_never_costs_the_step(puller: Path, tmp_path: Path) -> None:
+def test_a_failed_rollout_does_not_lose_the_step(puller: Path, tmp_path: Path) -> None:
     result = train_grpo(opener_of(flaky), settings_for(puller), tmp_path / "run")
     assert result.steps == 2
     first, second = read_metrics(tmp_path / "run")
@@ -193,7 +193,7 @@ class BrokenEnv(BanditEnv):
         raise OSError("nothing works")
 
 
-def test_a_step_of_nothing_but_failures_ends_the_run(puller: Path, tmp_path: Path) -> None:
+def test_a_step_with_only_failures_stops_the_run(puller: Path, tmp_path: Path) -> None:
     def broken() -> BrokenEnv:
         return BrokenEnv([dict(question="?", answer="")] * 8, max_turns=2, rubric=bandit().rubric)
 
@@ -238,7 +238,7 @@ class Probe(RolloutTrainer):
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo"])
-def test_the_update_scores_what_was_sampled_and_skips_nothing_that_counts(
+def test_the_update_scores_all_sampled_tokens(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
     monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Probe)

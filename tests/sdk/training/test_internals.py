@@ -95,7 +95,7 @@ def digest(member: Any) -> str:
     return hashlib.sha256(inspect.getsource(member).encode()).hexdigest()[:12]
 
 
-def test_every_member_that_is_overridden_is_as_it_was_read() -> None:
+def test_overridden_library_members_are_unchanged() -> None:
     members = overridden()
     now = {name: digest(member) for name, member in members.items()}
     advice = [f"TRL {version('trl')}, transformers {version('transformers')}: read the changes, adapt"]
@@ -112,7 +112,7 @@ def test_every_member_that_is_overridden_is_as_it_was_read() -> None:
     assert now == READ, "\n".join(advice)
 
 
-def test_every_member_says_what_wander_relies_on() -> None:
+def test_every_overridden_member_documents_the_assumption() -> None:
     assert {name.partition(".")[2] for name in READ} == RELIES_ON.keys()
 
 
@@ -135,11 +135,11 @@ def test_only_internals_uses_private_members_of_the_libraries() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ATTRIBUTES))
-def test_values_of_a_checkpoint_are_still_where_trl_keeps_them(name: str) -> None:
+def test_checkpoint_values_are_where_trl_stores_them(name: str) -> None:
     sources = inspect.getsource(GRPOTrainer), inspect.getsource(RLOOTrainer)
     assert all(f"self.{name} = " in source for source in sources)
 
 
-def test_trl_still_rounds_adapters_by_the_mark_that_is_taken_from_quantized_models() -> None:
+def test_trl_still_casts_adapters_of_quantized_models() -> None:
     for trainer in (GRPOTrainer, RLOOTrainer, DistillationTrainer):
         assert 'getattr(model, "is_loaded_in_4bit", False)' in inspect.getsource(trainer)

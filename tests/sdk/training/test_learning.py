@@ -55,7 +55,7 @@ def report(rewards: tuple[float, float], **other: object) -> LearningReport:
     return LearningReport(schema="wander.learning/1", environment="words", curve=curve, **other)
 
 
-def test_a_report_says_what_it_shows_and_its_digest_leaves_out_the_machine():
+def test_the_digest_of_a_report_does_not_depend_on_the_machine():
     shown = report((0.31, 0.58), shown=True)
     assert shown.describe() == "learnable: 0.31 to 0.58 in 40 steps"
     assert report((0.5, 0.5), reason="no gain").describe() == "not shown: no gain"
@@ -66,7 +66,7 @@ def test_a_report_says_what_it_shows_and_its_digest_leaves_out_the_machine():
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_two_processes_with_other_threads_give_the_same_bits(tmp_path, monkeypatch):
+def test_the_recipe_does_not_depend_on_threads(tmp_path, monkeypatch):
     stages: list[str] = []
     reports = []
     for threads in ("1", "2"):
@@ -97,7 +97,7 @@ def test_two_processes_with_other_threads_give_the_same_bits(tmp_path, monkeypat
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_what_cannot_be_repeated_or_takes_too_long_is_not_shown(tmp_path):
+def test_unrepeatable_or_slow_recipes_show_no_learning(tmp_path):
     changing = prove_learning(environment(tmp_path, deterministic=False), recipe=SMALL)
     assert (changing.shown, changing.curve) == (False, [])
     assert "not deterministic" in changing.reason

@@ -45,7 +45,7 @@ def test_arguments_of_trl_reach_the_optimizer_and_the_record(puller: Path, tmp_p
 
 
 @pytest.mark.parametrize("argument", ["learning_rate", "beta", "report_to", "use_vllm", "generation_kwargs"])
-def test_arguments_that_wander_owns_are_refused(puller: Path, tmp_path: Path, argument: str) -> None:
+def test_arguments_set_by_wander_are_rejected(puller: Path, tmp_path: Path, argument: str) -> None:
     with pytest.raises(ConfigError, match=rf"`trl\.{argument}`: Wander sets this argument itself"):
         grpo_config(settings_for(puller, trl={argument: 1}), tmp_path)
 
@@ -58,7 +58,7 @@ def test_arguments_that_wander_owns_are_refused(puller: Path, tmp_path: Path, ar
         ({"optim": "no_such_optimizer"}, "no_such_optimizer"),
     ],
 )
-def test_arguments_that_trl_does_not_take_are_refused(
+def test_arguments_unknown_to_trl_are_rejected(
     puller: Path, tmp_path: Path, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -66,7 +66,7 @@ def test_arguments_that_trl_does_not_take_are_refused(
     assert says in str(refused.value)
 
 
-def test_a_reference_that_follows_the_policy(puller: Path, tmp_path: Path) -> None:
+def test_a_reference_can_follow_the_policy(puller: Path, tmp_path: Path) -> None:
     follows = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 1.0}
     for name, trl in (("follows", follows), ("stays", {})):
         settings = settings_for(puller, algorithm={"kl": 0.1}, schedule={"steps": 3}, trl=trl)
@@ -136,7 +136,7 @@ def test_samples_of_a_part_of_the_distribution_are_corrected(puller: Path, tmp_p
     assert entry[f"{RATIO}/mean"] < 0.99
 
 
-def test_the_last_tokens_before_the_limit_cost_reward() -> None:
+def test_tokens_near_the_limit_reduce_the_reward() -> None:
     def row(turns: list[int], reward: float | None = 1.0) -> Row:
         mask = [bit for turn in turns for bit in [1] * turn + [0]]
         return Row([Trajectory([0] * 5, [0] * len(mask), mask, [0.0] * len(mask))], reward)

@@ -45,7 +45,7 @@ async def answers(client: Any, requests: list[ModelRequest]) -> list[ModelRespon
             client.end(request.rollout_id)
 
 
-async def test_concurrent_requests_share_batches_and_answer_as_if_alone(loaded: LoadedModel) -> None:
+async def test_batched_requests_get_the_same_answers_as_single_ones(loaded: LoadedModel) -> None:
     client = TransformersClient(loaded, max_batch_size=8)
     batches: list[int] = []
     sample = client.sampler.sample
@@ -61,7 +61,7 @@ async def test_concurrent_requests_share_batches_and_answer_as_if_alone(loaded: 
     await client.close()
 
 
-async def test_an_answer_carries_usage_tokens_and_text(loaded: LoadedModel) -> None:
+async def test_a_response_has_usage_tokens_and_text(loaded: LoadedModel) -> None:
     client = TransformersClient(loaded)
     answer = (await answers(client, [ask(temperature=0.0)]))[0]
     assert answer.tokens is not None
@@ -122,7 +122,7 @@ async def test_the_manifest_gets_digests_of_weights_and_template(tiny: Path) -> 
     await client.close()
 
 
-def test_a_name_that_leads_nowhere_is_a_clear_error(tmp_path: Path) -> None:
+def test_an_unknown_model_name_is_explained(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot load a model"):
         TransformersClient(tmp_path)
@@ -190,7 +190,7 @@ def counted(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return read
 
 
-async def test_an_evaluation_goes_on_from_what_it_has_read(
+async def test_an_evaluation_reuses_its_cached_context(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of four of six rollouts hold some whose last turn was in another batch."""
@@ -209,9 +209,7 @@ async def test_an_evaluation_goes_on_from_what_it_has_read(
     await plain.close()
 
 
-def test_what_new_conversations_begin_with_is_read_once(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_beginnings_are_computed_once(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(loaded.model, loaded.tokenizer)
     shown = loaded.tokenizer.encode("Worked examples. " * 30)
     requests = [
@@ -226,7 +224,7 @@ def test_what_new_conversations_begin_with_is_read_once(
     assert sum(read) < 2 * len(shown)
 
 
-async def test_the_same_rollouts_come_out_bit_for_bit(loaded: LoadedModel) -> None:
+async def test_rollouts_are_exactly_reproducible(loaded: LoadedModel) -> None:
     seen = []
     for _ in range(2):
         client = PolicyClient(loaded.model, loaded.tokenizer, max_batch_size=4)
@@ -235,7 +233,7 @@ async def test_the_same_rollouts_come_out_bit_for_bit(loaded: LoadedModel) -> No
     assert seen[0] == seen[1]
 
 
-async def test_a_question_asked_again_does_not_repeat_the_conversation(loaded: LoadedModel) -> None:
+async def test_repeating_a_request_does_not_duplicate_the_conversation(loaded: LoadedModel) -> None:
     client = PolicyClient(loaded.model, loaded.tokenizer)
     client.begin("r")
     first = await client.complete(ask())

@@ -67,7 +67,7 @@ def test_unfinished_reasoning_leaves_no_answer(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("finished", [True, False])
-async def test_a_served_model_is_read_alike(chat_server: Any, name: str, finished: bool) -> None:
+async def test_a_served_model_is_parsed_equally(chat_server: Any, name: str, finished: bool) -> None:
     chat_server.script = lambda sent, number: SAID[name][0] + ANSWER if finished else SAID[name][1]
     client = ServedClient("m", chat_server.url, {}, turns=lambda: form_of(name))
     response = await client.complete(ModelRequest(rollout_id="0/0", turn=0, messages=ASKED))

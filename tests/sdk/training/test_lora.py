@@ -68,6 +68,6 @@ def test_layers_and_alpha_can_be_chosen() -> None:
         wrap_lora(model_of("llama"), ModelSection(path="any", lora_rank=4, peft={"target_modules": ["w9"]}))
 
 
-def test_without_a_rank_the_model_stays_as_it_is() -> None:
+def test_without_a_rank_the_model_is_unchanged() -> None:
     model = model_of("llama")
     assert wrap_lora(model, ModelSection(path="any")) is model

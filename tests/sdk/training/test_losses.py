@@ -199,7 +199,7 @@ def require_equal(gaps: list[tuple[float, float, float]]) -> None:
 
 
 @pytest.mark.parametrize("loss", sorted(FORMULAS))
-def test_every_loss_is_its_formula(
+def test_every_loss_matches_its_formula(
     puller: Path, tmp_path: Path, compared: list[tuple[float, float, float]], loss: str
 ) -> None:
     train_grpo(opener_of(bandit), settings_for(puller, algorithm={"loss": loss}), tmp_path / "run")
@@ -257,7 +257,7 @@ def test_the_ratio_is_bounded_on_both_sides(
     require_equal(compared)
 
 
-def test_the_divergence_may_do_without_the_ratio(
+def test_the_divergence_can_omit_the_ratio(
     puller: Path,
     tmp_path: Path,
     compared: list[tuple[float, float, float]],
@@ -291,7 +291,7 @@ def near_the_policy(parts: Parts) -> torch.Tensor:
     [({"top_entropy_quantile": 0.2}, of_high_entropy), ({"off_policy_mask_threshold": 0.1}, near_the_policy)],
     ids=["entropy", "moved"],
 )
-def test_a_choice_of_tokens_and_of_rollouts(
+def test_tokens_and_rollouts_are_selected(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     compared: list[tuple[float, float, float]],
@@ -327,7 +327,7 @@ class Repeated(RolloutTrainer):
 
 
 @pytest.mark.parametrize("played", ["in one sequence", "in several"])
-def test_later_updates_are_measured_against_the_policy_that_played(
+def test_later_updates_use_the_sampling_policy_as_reference(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: str
 ) -> None:
     monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Repeated)
@@ -389,7 +389,7 @@ def test_advantages_are_rewards_minus_the_groups_mean(
     assert advantages == pytest.approx(expected, abs=1e-4)
 
 
-def test_rollouts_cut_short_are_left_out_of_the_loss_when_asked(puller: Path, tmp_path: Path) -> None:
+def test_truncated_rollouts_can_be_excluded_from_the_loss(puller: Path, tmp_path: Path) -> None:
     # No answer fits into three tokens: every rollout is cut short, and nothing is left to learn from.
     for masked in (False, True):
         settings = settings_for(
@@ -427,7 +427,7 @@ def test_layers_computed_twice_give_the_same_weights(puller: Path, tmp_path: Pat
     assert weights_digest(saving.model) == weights_digest(plain.model) != weights_digest(puller)
 
 
-def test_autocast_computes_in_bfloat16_and_keeps_weights_as_they_are(
+def test_autocast_computes_in_bfloat16_and_keeps_the_weights(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: set[torch.dtype] = set()

@@ -165,7 +165,7 @@ def test_a_worker_killed_in_a_step_changes_nothing(tiny: Path, environment: Path
     assert not kill.exists()
 
 
-def test_as_many_rollouts_play_at_once_as_are_allowed_and_early_answers_change_nothing(
+def test_concurrency_and_early_answers_change_nothing(
     tiny: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = played(tiny, environment, at_once=3)
@@ -190,9 +190,7 @@ def settings_for(tiny: Path, **sections: Any) -> GRPOSettings:
     return GRPOSettings.model_validate(data | sections)
 
 
-def test_training_goes_on_to_the_same_bits_here_and_elsewhere(
-    tiny: Path, environment: Path, tmp_path: Path
-) -> None:
+def test_training_resumes_exactly_locally_and_remotely(tiny: Path, environment: Path, tmp_path: Path) -> None:
     kill = environment.with_name("kill")
     train_grpo(opener(environment), settings_for(tiny), tmp_path / "whole")
 
@@ -213,7 +211,7 @@ def test_training_goes_on_to_the_same_bits_here_and_elsewhere(
 
 
 @pytest.mark.full
-def test_a_worker_that_sends_garbage_ends_the_run_after_its_last_step(
+def test_a_worker_that_sends_garbage_stops_the_run(
     tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "_CONNECT_SECONDS", 1.0)
@@ -262,9 +260,7 @@ def spoiling(address: WorkerAddress, spoiled: threading.Event) -> Iterator[Worke
 
 
 @pytest.mark.full
-def test_a_run_without_workers_goes_on_from_the_step_before(
-    tiny: Path, environment: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_lost_its_workers_resumes(tiny: Path, environment: Path, tmp_path: Path) -> None:
     kill = environment.with_name("kill")
     train_grpo(opener(environment), settings_for(tiny), tmp_path / "whole")
     with pytest.raises(RunError, match="no worker is left") as caught:

@@ -29,7 +29,7 @@ def flat(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([weight.detach().float().flatten() for _, weight in sorted(model.named_parameters())])
 
 
-def test_merging_is_that_of_peft_but_for_the_order_of_sums(tiny: Path) -> None:
+def test_merging_equals_peft_except_for_rounding(tiny: Path) -> None:
     ours = merge_adapters(adapted(tiny)[0])
     theirs = adapted(tiny)[0].merge_and_unload()
     assert not any("lora" in name for name, _ in ours.named_parameters())
@@ -38,9 +38,7 @@ def test_merging_is_that_of_peft_but_for_the_order_of_sums(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_model_is_made_again_from_its_adapters_to_the_same_bits(
-    tiny: Path, tmp_path: Path, dtype: str
-) -> None:
+def test_a_saved_model_is_recreated_exactly_from_its_adapters(tiny: Path, tmp_path: Path, dtype: str) -> None:
     model, loaded = adapted(tiny, dtype)
     folder = save_policy(model, loaded, tmp_path / "model")
     saved = weights_digest(folder)
@@ -52,7 +50,7 @@ def test_a_saved_model_is_made_again_from_its_adapters_to_the_same_bits(
     assert load_model(folder, device="cpu").name == tmp_path.name, "it is a whole model, not adapters"
 
 
-def test_a_copy_in_the_middle_of_training_has_the_bits_of_the_end(tiny: Path, tmp_path: Path) -> None:
+def test_a_copy_during_training_is_exact(tiny: Path, tmp_path: Path) -> None:
     model, loaded = adapted(tiny)
     before = flat(model)
     copy = save_copy(model, loaded, tmp_path / "copy")

@@ -70,7 +70,7 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("named", FAULTS)
 @pytest.mark.parametrize("load", [load_model, load_chat_format])
-def test_a_folder_with_code_is_refused_by_its_name(
+def test_a_model_folder_with_code_is_rejected(
     named: str, load: Callable[[Path], object], folder: Path, tmp_path: Path
 ) -> None:
     FAULTS[named](folder)
@@ -81,7 +81,7 @@ def test_a_folder_with_code_is_refused_by_its_name(
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
 @pytest.mark.parametrize("kernel", ["evil/kernel", "evil/kernel:attention", "paged|evil/kernel@main"])
-def test_a_kernel_of_a_repository_is_refused(name: str, kernel: str, folder: Path) -> None:
+def test_a_kernel_from_a_repository_is_rejected(name: str, kernel: str, folder: Path) -> None:
     changed("config.json", **{name: kernel})(folder)
     with pytest.raises(ConfigError, match="config"):
         load_model(folder)
@@ -90,13 +90,13 @@ def test_a_kernel_of_a_repository_is_refused(name: str, kernel: str, folder: Pat
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"auto_map": "\\ud800"}', "\0"])
-def test_settings_that_cannot_be_read_are_refused(text: str, folder: Path) -> None:
+def test_unreadable_settings_are_rejected(text: str, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(text)
     with pytest.raises(ConfigError, match="tokenizer_config"):
         load_model(folder)
 
 
-def test_a_base_of_adapters_is_looked_at_too(folder: Path, tmp_path: Path) -> None:
+def test_the_base_model_of_adapters_is_checked_too(folder: Path, tmp_path: Path) -> None:
     FAULTS["config.json"](folder)
     adapters = tmp_path / "adapters"
     adapters.mkdir()
@@ -121,7 +121,7 @@ def test_an_ordinary_folder_loads(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_yes_on_standard_input_runs_no_code(folder: Path, tmp_path: Path) -> None:
+def test_confirming_on_stdin_runs_no_code(folder: Path, tmp_path: Path) -> None:
     """The library itself asks there; here it is called without our own look at the folder."""
     FAULTS["config.json"](folder)
     code = (
@@ -164,7 +164,7 @@ def test_special_files_and_endless_texts_are_not_read(name: str, put: str, tmp_p
     "content", [b"{}", b"[]", b"[" * 100_000, b'{"a": ' + b"9" * 10_000 + b"}", b"\0" * 50, b'{"model": 3}']
 )
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_damaged_tokenizer_is_told_of(content: bytes, name: str, tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_reported(content: bytes, name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / name).write_bytes(content)

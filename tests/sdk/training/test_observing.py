@@ -37,7 +37,7 @@ def steps_of(folder: Path, name: str) -> list[int]:
     return [one.step for one in found.Scalars(name)]
 
 
-def test_watching_changes_nothing_of_the_training(puller: Path, tmp_path: Path) -> None:
+def test_watching_does_not_change_training(puller: Path, tmp_path: Path) -> None:
     watched = train_grpo(opener_of(bandit), settings_for(puller), tmp_path / "watched")
     alone = settings_for(puller, output={"fixed_prompts": 0}, logging={"trackers": []})
     unwatched = train_grpo(opener_of(bandit), alone, tmp_path / "alone")
@@ -54,9 +54,7 @@ def test_watching_changes_nothing_of_the_training(puller: Path, tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_a_resumed_run_has_the_samples_and_alerts_of_an_uninterrupted_one(
-    puller: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_has_all_samples_and_alerts(puller: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train_grpo(opener_of(bandit), settings_for(puller), folder)
     samples, alerts = read_samples(folder), read_alerts(folder)
@@ -73,7 +71,7 @@ def test_a_resumed_run_has_the_samples_and_alerts_of_an_uninterrupted_one(
     assert len(read_metrics(folder)) == len(kept)
 
 
-def test_fine_tuning_tells_trackers_too(tiny: Path, tmp_path: Path) -> None:
+def test_fine_tuning_reports_to_trackers_too(tiny: Path, tmp_path: Path) -> None:
     said = [{"role": "user", "content": "Machine 1."}, {"role": "assistant", "content": "<pull>3</pull>"}]
     settings = SFTSettings.model_validate(
         {

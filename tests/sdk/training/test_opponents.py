@@ -85,7 +85,7 @@ def die(entry: dict[str, Any]) -> None:
 EARLIER = {"players": {"right": {"model": "earlier", "refresh_every": 2}}}
 
 
-def test_a_script_plays_and_nothing_is_learned_as_it(puller: Path, tmp_path: Path) -> None:
+def test_scripted_players_are_not_learned(puller: Path, tmp_path: Path) -> None:
     spec = f"scripted:{__name__}:best"
     train(tmp_path, settings_for(puller, 1, players={"right": spec}))
     folder = RunFolder.open(tmp_path)
@@ -102,7 +102,7 @@ def test_a_script_plays_and_nothing_is_learned_as_it(puller: Path, tmp_path: Pat
 
 
 @pytest.mark.full
-def test_a_fixed_model_plays_as_it_was(puller: Path, tiny: Path, tmp_path: Path) -> None:
+def test_a_fixed_opponent_model_does_not_change(puller: Path, tiny: Path, tmp_path: Path) -> None:
     train(tmp_path / "frozen", settings_for(puller, 2, players={"left": "frozen"}))
     manifest = RunFolder.open(tmp_path / "frozen").manifest
     assert manifest.players["left"].weights_sha256 == manifest.model.weights_sha256
@@ -115,7 +115,7 @@ def test_a_fixed_model_plays_as_it_was(puller: Path, tiny: Path, tmp_path: Path)
     assert not any(text.endswith("</pull>") for text in said)
 
 
-def test_a_model_is_loaded_once_for_all_who_meet_it(puller: Path) -> None:
+def test_an_opponent_model_is_loaded_once(puller: Path) -> None:
     players = {"left": "frozen", "right": {"model": "earlier", "refresh_every": 1}}
     opponents = Opponents(settings_for(puller, players=players))
     loaded = load_model(puller, device="cpu")
@@ -149,7 +149,7 @@ def test_a_model_is_loaded_once_for_all_who_meet_it(puller: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_earlier_self_is_the_policy_of_some_steps_ago(puller: Path, tmp_path: Path) -> None:
+def test_an_earlier_self_uses_weights_of_earlier_steps(puller: Path, tmp_path: Path) -> None:
     train(tmp_path / "whole", settings_for(puller, **EARLIER))
     run = tmp_path / "whole/checkpoints"
     kept = torch.load(run / "checkpoint-4/player-right.pt", weights_only=True)
@@ -171,7 +171,7 @@ def test_an_earlier_self_is_the_policy_of_some_steps_ago(puller: Path, tmp_path:
 
 
 @pytest.mark.full
-def test_steps_played_ahead_meet_the_earlier_self_of_their_version(puller: Path, tmp_path: Path) -> None:
+def test_prefetched_steps_use_the_right_earlier_self(puller: Path, tmp_path: Path) -> None:
     ahead = {"batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16, "max_staleness": 2}}
     settings = settings_for(puller, 6, **EARLIER, **ahead)
     train(tmp_path / "whole", settings)
@@ -181,7 +181,7 @@ def test_steps_played_ahead_meet_the_earlier_self_of_their_version(puller: Path,
     assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
 
 
-def test_a_rollout_teaches_as_each_of_its_players(
+def test_a_rollout_is_learned_for_each_of_its_players(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[PlayedStep] = []
@@ -225,7 +225,7 @@ def test_a_refill_plays_no_more_than_a_step(puller: Path, tmp_path: Path) -> Non
     assert (entry["groups_refilled"], entry["rollouts"]) == (0, 16 + 16)
 
 
-def test_a_batch_that_the_players_cannot_share_is_refused(puller: Path, tmp_path: Path) -> None:
+def test_a_batch_that_players_cannot_share_is_rejected(puller: Path, tmp_path: Path) -> None:
     batch = {"rollouts": 12, "group_size": 4, "rows_at_once": 12, "learners": "each"}
     with pytest.raises(ConfigError, match="3 groups per process, which 2 players cannot share evenly"):
         train(tmp_path / "run", settings_for(puller, 1, batch=batch))
@@ -233,7 +233,7 @@ def test_a_batch_that_the_players_cannot_share_is_refused(puller: Path, tmp_path
 
 
 @pytest.mark.full
-def test_a_cell_has_players_of_its_own(puller: Path, tmp_path: Path) -> None:
+def test_an_evaluation_cell_can_have_its_own_players(puller: Path, tmp_path: Path) -> None:
     cells = [
         {"name": "itself"},
         {"name": "script", "players": {"right": f"scripted:{__name__}:best"}},
@@ -264,7 +264,7 @@ def test_impossible_players_are_rejected(
 
 
 @pytest.mark.parametrize("where", ["in training", "in a cell"])
-def test_sampling_that_an_opponent_cannot_do_is_refused_before_it_plays(
+def test_unsupported_sampling_of_an_opponent_is_rejected_before_playing(
     puller: Path, tmp_path: Path, where: str
 ) -> None:
     short = tmp_path / "short"

@@ -63,7 +63,7 @@ class ComparedRLOO(LeaveOneOutTrainer):
 
 
 @pytest.mark.parametrize("played", ENVIRONMENTS)
-def test_rloo_weighs_whole_rollouts_against_the_others_of_their_group(
+def test_rloo_compares_rollouts_with_the_rest_of_their_group(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: str
 ) -> None:
     monkeypatch.setitem(TRAINERS, "rloo", ComparedRLOO)
@@ -211,7 +211,7 @@ def distilling(student: Path, teacher: Path, **sections: Any) -> GRPOSettings:
     return settings_for(student, algorithm={"loss": "distill"}, teacher={"path": str(teacher)}, **sections)
 
 
-def test_a_policy_learns_what_a_better_teacher_does(puller: Path, winner: Path, tmp_path: Path) -> None:
+def test_a_policy_learns_from_a_better_teacher(puller: Path, winner: Path, tmp_path: Path) -> None:
     result = train_grpo(opener_of(bandit), distilling(puller, winner), tmp_path / "run")
     assert result.first_reward < 0.6
     assert result.final_reward > 0.9
@@ -221,9 +221,7 @@ def test_a_policy_learns_what_a_better_teacher_does(puller: Path, winner: Path, 
 
 
 @pytest.mark.full
-def test_a_resumed_run_ends_with_the_same_bits_and_the_same_teacher(
-    forgetful: Path, puller: Path, winner: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_distillation_is_exact(forgetful: Path, puller: Path, winner: Path, tmp_path: Path) -> None:
     teacher = tmp_path / "teacher"
     for folder, source in ((teacher, winner), (tmp_path / "other", puller)):
         loaded = load_model(source, device="cpu")
@@ -246,9 +244,7 @@ def test_a_resumed_run_ends_with_the_same_bits_and_the_same_teacher(
         train_grpo(opener_of(uneven), settings, tmp_path / "cut", resume=True, checkpoint=2)
 
 
-def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_played(
-    puller: Path, winner: Path, tmp_path: Path
-) -> None:
+def test_an_unsuitable_teacher_is_rejected_before_playing(puller: Path, winner: Path, tmp_path: Path) -> None:
     other = create_tiny(
         [[{"role": "user", "content": "quite other words"}, {"role": "assistant", "content": "here"}]],
         tmp_path / "stranger",
@@ -278,6 +274,6 @@ def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_played(
         ({"algorithm": {"loss": "distill", "kl": 0.1}, "teacher": {"path": "x"}}, "`algorithm.kl`"),
     ],
 )
-def test_settings_that_a_loss_does_not_read_are_refused(sections: dict[str, Any], told: str) -> None:
+def test_settings_that_a_loss_ignores_are_rejected(sections: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         GRPOSettings.model_validate({"model": {"path": "m"}, **sections})

@@ -77,7 +77,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def test_a_phase_lays_its_sections_over_the_shared_ones(tmp_path: Path) -> None:
+def test_a_phase_overrides_the_shared_sections(tmp_path: Path) -> None:
     games, model, warm_up, one, two = read_phases(written(tmp_path, WHOLE)) or []
     assert isinstance(games, RolloutsPhase)
     assert games.settings.environment.arguments == {"size": 3}
@@ -95,7 +95,7 @@ def test_a_phase_lays_its_sections_over_the_shared_ones(tmp_path: Path) -> None:
     assert two.settings.environment.arguments == {"size": 3, "opponent": "best"}
 
 
-def test_a_loss_of_its_own_is_a_kind_of_phase(tmp_path: Path) -> None:
+def test_a_phase_can_have_its_own_loss(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         '[model]\npath = "a"\n[[phases]]\nkind = "rloo"\nalgorithm = { kl = 0.1 }\n'
         '[[phases]]\nkind = "distill"\nteacher = { path = "phase:rloo" }\n'
@@ -130,7 +130,7 @@ def test_the_first_phase_begins_with_the_shared_model(tmp_path: Path) -> None:
     assert second.settings.rollouts.model == "phase:grpo", "the policy's own rollouts, to learn from the best"
 
 
-def test_a_phase_that_plays_and_learns_is_two_in_every_round(tmp_path: Path) -> None:
+def test_a_phase_that_plays_and_learns_becomes_two_phases(tmp_path: Path) -> None:
     text = """
     [model]
     path = "start"
@@ -186,7 +186,7 @@ def test_a_phase_that_plays_and_learns_is_two_in_every_round(tmp_path: Path) -> 
     assert grpo.settings.model.path == "phase:prefer"
 
 
-def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
+def test_preference_phases_can_use_existing_rows(tmp_path: Path) -> None:
     (only,) = read_phases(written(tmp_path, DPO + 'rows = ["a.jsonl", "b.jsonl"]\n')) or []
     assert isinstance(only, DPOPhase)
     assert only.rows == ["a.jsonl", "b.jsonl"]
@@ -244,12 +244,12 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_phases_that_cannot_be_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_impossible_phases_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_phases(written(tmp_path, text))
 
 
-def test_tables_are_laid_over_each_other_and_lists_replaced() -> None:
+def test_tables_are_merged_and_lists_are_replaced() -> None:
     below = {"a": {"x": 1, "y": {"z": 2}}, "l": [1, 2]}
     assert merge_tables(below, {"a": {"y": {"w": 3}}, "l": [3]}) == {
         "a": {"x": 1, "y": {"z": 2, "w": 3}},

@@ -57,7 +57,7 @@ def rows_of(rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
     return select_rows(rollouts, keep_repeats=True)[0]
 
 
-def test_tokens_that_make_no_text_are_kept_too(puller: Path) -> None:
+def test_tokens_without_text_are_kept(puller: Path) -> None:
     # At this temperature special tokens and halves of letters are sampled.
     wild = play(puller, examples=8, temperature=5.0)
     found = collect_candidates(rows_of(wild), load_model(puller, device="cpu"), 1000)
@@ -74,7 +74,7 @@ def mean_reward(rollouts: Sequence[Rollout]) -> float:
     return sum(rollout.reward or 0.0 for rollout in rollouts) / len(rollouts)
 
 
-def test_what_was_sampled_is_what_is_learned(puller: Path, rollouts: list[Rollout]) -> None:
+def test_exactly_the_sampled_tokens_are_learned(puller: Path, rollouts: list[Rollout]) -> None:
     found = collect_candidates(rows_of(rollouts), load_model(puller, device="cpu"), 1000)
     candidates = [each for group in found.groups.values() for each in group]
     assert found.as_sampled == len(candidates) == len(rollouts)
@@ -96,7 +96,7 @@ LEARNING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto"])
-def test_the_policy_comes_to_prefer_what_earned_more(
+def test_the_policy_learns_to_prefer_higher_rewards(
     puller: Path, rollouts: list[Rollout], tmp_path: Path, kind: str
 ) -> None:
     preference, schedule = LEARNING[kind]
@@ -169,7 +169,7 @@ class ComparedVerdicts(Compared, KTOInternals):
 
 
 @pytest.mark.parametrize(("kind", "imitation"), [("dpo", 0.0), ("dpo", 0.5), ("kto", 0.0)])
-def test_both_losses_are_their_formulas_over_tokens_of_the_policy(
+def test_both_losses_match_their_formulas(
     puller: Path,
     rollouts: list[Rollout],
     tmp_path: Path,
@@ -192,7 +192,7 @@ def test_both_losses_are_their_formulas_over_tokens_of_the_policy(
         assert gap < 1e-3 * size
 
 
-def test_the_reference_gives_what_the_tokens_were_sampled_with(
+def test_the_reference_has_the_sampling_probabilities(
     puller: Path, rollouts: list[Rollout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[tuple[int, ...], float] = {}
@@ -219,7 +219,7 @@ def test_the_reference_gives_what_the_tokens_were_sampled_with(
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto"])
-def test_a_stopped_run_goes_on_to_the_same_weights(
+def test_a_resumed_run_reaches_the_same_weights(
     puller: Path, rollouts: list[Rollout], tmp_path: Path, kind: str
 ) -> None:
     settings = settings_for(kind, puller, steps=5, decay="linear")
@@ -248,7 +248,7 @@ def test_adapters_learn_and_are_merged(puller: Path, rollouts: list[Rollout], tm
     assert weights_digest(load_model(result.model, device="cpu").path or "") != weights_digest(puller)
 
 
-def test_ties_and_lonely_rollouts_are_left_out(puller: Path, rollouts: list[Rollout], tmp_path: Path) -> None:
+def test_ties_and_single_rollouts_are_skipped(puller: Path, rollouts: list[Rollout], tmp_path: Path) -> None:
     rows = rows_of(rollouts)
     alike = [{**row, "reward": 0.5} for row in rows[:8]]
     lonely = rows[8:9]
@@ -267,7 +267,7 @@ def test_ties_and_lonely_rollouts_are_left_out(puller: Path, rollouts: list[Roll
     assert not (tmp_path / "none").exists()
 
 
-def test_several_pairs_of_an_example_run_from_the_ends_to_the_middle(
+def test_pairs_of_an_example_combine_best_with_worst(
     puller: Path, rollouts: list[Rollout], tmp_path: Path
 ) -> None:
     rows = [{**row, "reward": float(at)} for at, row in enumerate(rows_of(rollouts)[:8])]
@@ -278,7 +278,7 @@ def test_several_pairs_of_an_example_run_from_the_ends_to_the_middle(
     assert train_preference(rows, settings, tmp_path / "gap").rows == 2
 
 
-def test_tokens_of_another_vocabulary_are_laid_out_anew(
+def test_tokens_of_another_vocabulary_are_tokenized_again(
     puller: Path, rollouts: list[Rollout], tmp_path: Path
 ) -> None:
     other = create_tiny(
@@ -293,7 +293,7 @@ def test_tokens_of_another_vocabulary_are_laid_out_anew(
     assert collect_candidates([changed], load_model(puller, device="cpu"), 1000).as_sampled == 0
 
 
-def test_fine_tuning_learns_the_very_tokens_too(
+def test_fine_tuning_learns_exactly_the_tokens_too(
     puller: Path, rollouts: list[Rollout], tmp_path: Path
 ) -> None:
     rows, _ = select_rows(rollouts, per_example=1)

@@ -78,7 +78,7 @@ def assert_alike(one: Path, other: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_the_same_as_one(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller)
     pair: list[dict[str, Any]] = [
         {"settings": settings, "folder": str(tmp_path / name)} for name in ("two", "again")
@@ -122,7 +122,7 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_processes_play_ahead_what_one_plays_ahead(puller: Path, tmp_path: Path) -> None:
+def test_several_processes_prefetch_the_same_as_one(puller: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {"batch": {"max_staleness": 2}, "schedule": {"steps": 5}}
     settings = settings_for(puller, data={"curriculum": True}, **common)
     jobs: dict[str, dict[str, Any]] = {
@@ -196,7 +196,7 @@ def test_processes_share_steps_of_rloo_and_distillation(forgetful: Path, tiny: P
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_a_sharded_policy_learns_what_a_whole_one_learns(puller: Path, tmp_path: Path) -> None:
+def test_a_sharded_policy_learns_the_same_as_a_complete_one(puller: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "schedule": {"steps": 3},
         "evaluation": {"every": 2, "examples": 7},
@@ -243,7 +243,7 @@ def untimed(run: Path) -> list[dict[str, Any]]:
     return [one.model_dump(exclude={"seconds"}) for one in read_evaluations(run)]
 
 
-def test_a_policy_is_sharded_over_several_processes_only(puller: Path) -> None:
+def test_a_policy_is_sharded_only_over_several_processes(puller: Path) -> None:
     settings = GRPOSettings.model_validate(settings_for(puller, parallel={"policy": "fsdp2"}))
     with (
         pytest.raises(ConfigError, match="sharded policy needs several processes") as caught,
@@ -277,7 +277,7 @@ def test_distillation_is_not_launched_sharded(puller: Path, monkeypatch: pytest.
         ),
     ],
 )
-def test_a_launcher_that_shards_otherwise_is_refused(
+def test_an_unsupported_sharding_of_a_launcher_is_rejected(
     puller: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
 ) -> None:
     for name in ("FSDP_VERSION", "FSDP_STATE_DICT_TYPE", "FSDP_ACTIVATION_CHECKPOINTING"):
@@ -301,7 +301,7 @@ def _shared(settings: GRPOSettings, size: int) -> Any:
     return sharing_work(settings, _Alone(0, size))
 
 
-def test_groups_must_be_shared_out_evenly(puller: Path) -> None:
+def test_groups_must_divide_evenly(puller: Path) -> None:
     settings = GRPOSettings.model_validate(settings_for(puller))
     with _shared(settings, 4):
         pass
@@ -317,7 +317,7 @@ def test_groups_must_be_shared_out_evenly(puller: Path) -> None:
     ("rollouts", "at_once", "size", "expected"),
     [(32, 8, 1, (8, 4)), (32, 8, 2, (8, 2)), (32, 64, 4, (8, 1)), (48, 16, 2, (12, 2))],
 )
-def test_rows_of_a_process_cover_its_share(
+def test_rows_of_a_process_are_its_share(
     puller: Path, rollouts: int, at_once: int, size: int, expected: tuple[int, int]
 ) -> None:
     batch = {"rollouts": rollouts, "group_size": 4, "rows_at_once": at_once}
@@ -325,7 +325,7 @@ def test_rows_of_a_process_cover_its_share(
     assert rows_and_accumulation(settings, size) == expected
 
 
-def test_other_processes_write_beside_the_run(tmp_path: Path) -> None:
+def test_other_processes_write_outside_of_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -338,7 +338,7 @@ def test_other_processes_write_beside_the_run(tmp_path: Path) -> None:
     assert not own.exists()
 
 
-def test_a_process_alone_agrees_with_itself() -> None:
+def test_a_single_process_always_agrees() -> None:
     world = World()
     assert world.exchange([1, 2]) == [1, 2]
     assert world.from_main(lambda: "made") == "made"

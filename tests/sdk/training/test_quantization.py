@@ -43,7 +43,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])
         ({"model": QUANTIZED, "players": {"o": "earlier"}}, "player `earlier`"),
     ],
 )
-def test_settings_that_need_other_weights_are_refused(
+def test_quantization_rejects_settings_that_need_full_weights(
     puller: Path, sections: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
@@ -67,7 +67,7 @@ def test_each_of_several_processes_loads_onto_its_own_gpu(monkeypatch: pytest.Mo
         assert arguments["device_map"] == {"": torch.device(used)}
 
 
-def test_a_note_of_another_quantization_is_refused(tmp_path: Path) -> None:
+def test_another_quantization_on_resume_is_rejected(tmp_path: Path) -> None:
     assert noted_quantization(tmp_path) is None
     (tmp_path / NOTE).write_text('{"quantization": "int2"}')
     with pytest.raises(ConfigError, match="int2"):
@@ -76,7 +76,7 @@ def test_a_note_of_another_quantization_is_refused(tmp_path: Path) -> None:
 
 @installed
 @pytest.mark.parametrize("peft", [{}, {"use_dora": True}, {"use_rslora": True}])
-def test_a_saved_policy_computes_what_the_quantized_one_computes(
+def test_a_saved_policy_computes_the_same_as_the_quantized_one(
     puller: Path, tmp_path: Path, peft: dict[str, Any]
 ) -> None:
     section = ModelSection(path=str(puller), device="cpu", **QUANTIZED, peft=peft)

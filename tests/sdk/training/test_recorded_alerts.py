@@ -37,13 +37,13 @@ def alerts_of(entries: list[dict[str, Any]], rollouts: int) -> list[Alert]:
 
 
 @pytest.mark.parametrize("name", ["learned", "learned-of-64"])
-def test_a_run_that_learns_raises_nothing(name: str) -> None:
+def test_a_run_that_learns_raises_no_alert(name: str) -> None:
     entries = series(name)
     assert alerts_of(entries, entries[0]["rollouts"]) == []
 
 
 @pytest.mark.parametrize("name", COLLAPSED)
-def test_a_collapse_is_told_within_ten_steps(name: str) -> None:
+def test_a_collapse_raises_an_alert_within_ten_steps(name: str) -> None:
     entries = series(name)
     told = [one for one in alerts_of(entries, entries[0]["rollouts"]) if one.rule == "collapse"]
     assert told
@@ -52,7 +52,7 @@ def test_a_collapse_is_told_within_ten_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLLAPSED)
-def test_a_collapse_after_much_was_learned_is_told_as_soon(name: str) -> None:
+def test_a_late_collapse_raises_an_alert_as_quickly(name: str) -> None:
     """The good run, and then the steps in which the other was destroyed."""
     learned, destroyed = series("learned-of-64"), series(name)[1:]
     entries = [
@@ -95,7 +95,7 @@ def read_curves(experiment: str, metric: str) -> dict[str, list[float]]:
         ("tictactoe", "lost", None, 256),
     ],
 )
-def test_the_experiments_raise_nothing(
+def test_the_experiments_raise_no_alert(
     experiment: str, metric: str, steps: int | None, rollouts: int
 ) -> None:
     """A run without a number of `steps` ended when it had reached its target."""

@@ -51,7 +51,7 @@ def find_recording() -> Path:
     pytest.skip(f"no recording for the processor `{here.cpu}` with {here.instructions}, only for {recorded}")
 
 
-def test_a_run_recorded_before_comes_out_the_same(tiny: Path, tmp_path: Path) -> None:
+def test_a_recorded_run_is_reproduced_exactly(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(find_recording(), run)
     manifest = json.loads((run / "run.json").read_text())

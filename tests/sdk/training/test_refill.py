@@ -86,7 +86,7 @@ def test_groups_without_variance_are_played_again_with_other_examples(puller: Pa
     assert len(manifest.example_ids) == 60, "a refill may play any of them"
 
 
-def test_what_cannot_be_refilled_stays_as_it_is(puller: Path, tmp_path: Path) -> None:
+def test_groups_that_cannot_be_refilled_are_kept(puller: Path, tmp_path: Path) -> None:
     def flat() -> BanditEnv:
         env = mostly_flat()
         env.rubric = Rubric([lambda completion: 0.5])
@@ -113,7 +113,7 @@ CURRICULUM = {
 
 
 @pytest.mark.full
-def test_a_resumed_run_refills_and_chooses_as_an_uninterrupted_one(puller: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_refills_like_an_uninterrupted_one(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, data=CURRICULUM, schedule={"steps": 4})
     whole = train_grpo(opener_of(mostly_flat), settings, tmp_path / "whole")
     assert sum(entry["groups_refilled"] for entry in read_metrics(tmp_path / "whole")) > 4
@@ -135,9 +135,7 @@ def test_a_resumed_run_refills_and_chooses_as_an_uninterrupted_one(puller: Path,
     assert counted[0] == counted[1]
 
 
-def test_steps_that_were_played_ahead_are_refilled_by_the_policy_of_their_turn(
-    puller: Path, tmp_path: Path
-) -> None:
+def test_prefetched_steps_are_refilled_with_their_policy(puller: Path, tmp_path: Path) -> None:
     ahead = {"max_staleness": 2}
     settings = settings_for(puller, batch=ahead, data=CURRICULUM, schedule={"steps": 4})
     train_grpo(opener_of(mostly_flat), settings, tmp_path / "whole")
@@ -184,7 +182,7 @@ def failing() -> FailingEnv:
     return env
 
 
-def test_a_group_that_loses_too_many_rollouts_is_left_out(puller: Path, tmp_path: Path) -> None:
+def test_a_group_with_too_many_failed_rollouts_is_dropped(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, batch={"retries": 3}, schedule={"steps": 1})
     train_grpo(opener_of(failing), settings, tmp_path / "run")
     (entry,) = read_metrics(tmp_path / "run")
@@ -242,7 +240,7 @@ def test_several_environments_are_trained_on_together(puller: Path, tmp_path: Pa
     assert weights_digest(again.model) == weights_digest(tmp_path / "run" / "model")
 
 
-def test_two_environments_of_one_name_need_labels(puller: Path, tmp_path: Path) -> None:
+def test_two_environments_with_one_name_need_labels(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, environments=[{}, {"name": "flat"}])
     with pytest.raises(ConfigError, match="two of the environments are called"):
         train_grpo(either, settings, tmp_path / "run")

@@ -99,7 +99,7 @@ def test_a_large_diff_is_pinned_but_not_kept(repository: Path, monkeypatch: pyte
     assert made.changes.sha256 == hashlib.sha256(diff).hexdigest()
 
 
-def test_the_mode_follows_from_what_computes() -> None:
+def test_the_reproduction_mode_follows_from_the_hardware() -> None:
     assert decide_mode([EXACT], CPU)[0] == "exact"
     assert decide_mode([EXACT], GPU) == (
         "fast",
@@ -112,7 +112,7 @@ def test_the_mode_follows_from_what_computes() -> None:
     assert decide_mode([EXACT], CPU, engine="vllm-server")[0] == "fast"
 
 
-def test_arithmetic_is_strict_inside_and_as_before_outside() -> None:
+def test_arithmetic_is_strict_only_inside() -> None:
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     with arithmetic("exact", 2):
         assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (2, True)
@@ -147,7 +147,7 @@ def edited(run: Path, **values: Any) -> None:
     (run / "run.json").write_text(json.dumps(manifest))
 
 
-def test_all_that_differs_is_listed(puller: Path, interrupted: Path) -> None:
+def test_all_differences_are_listed(puller: Path, interrupted: Path) -> None:
     edited(interrupted, libraries={"torch": "1.0"}, trainer_sha256="0" * 64)
     other = settings_for(puller, schedule={"steps": 2, "learning_rate": 1.0})
     with pytest.raises(RunError) as refused:
@@ -166,7 +166,7 @@ def test_all_that_differs_is_listed(puller: Path, interrupted: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_change_that_is_allowed_is_recorded_once(puller: Path, interrupted: Path) -> None:
+def test_an_allowed_change_is_recorded_once(puller: Path, interrupted: Path) -> None:
     edited(interrupted, libraries={"torch": "1.0"})
 
     class Broken(Exception):
@@ -213,14 +213,14 @@ def test_the_recorded_number_of_threads_is_set(puller: Path, interrupted: Path) 
     assert torch.get_num_threads() == 1
 
 
-def test_settings_that_came_later_count_at_their_defaults(puller: Path, interrupted: Path) -> None:
+def test_settings_of_newer_releases_count_as_their_defaults(puller: Path, interrupted: Path) -> None:
     manifest = json.loads((interrupted / "run.json").read_text())
     del manifest["training"]["stopping"]
     (interrupted / "run.json").write_text(json.dumps(manifest))
     train_grpo(opener_of(bandit), settings_for(puller), interrupted, resume=True)
 
 
-def test_a_record_that_lost_rollouts_is_refused(puller: Path, interrupted: Path) -> None:
+def test_a_record_with_missing_rollouts_is_rejected(puller: Path, interrupted: Path) -> None:
     rollouts = interrupted / "rollouts.jsonl"
     rollouts.write_bytes(rollouts.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(RunError, match=r"bytes, but had .* at the checkpoint"):

@@ -86,7 +86,7 @@ def test_a_copy_in_bfloat16_is_corrected(
         ({"autocast": True}, {"dtype": "float32"}, (False, "float32"), (False, "float32")),
     ],
 )
-def test_what_is_sampled_depends_on_the_device(
+def test_samples_depend_on_the_device(
     model: dict[str, Any], inference: dict[str, Any], on_cpu: tuple[bool, str], on_gpu: tuple[bool, str]
 ) -> None:
     settings = settings_for(Path("any"), model=model, inference=inference)

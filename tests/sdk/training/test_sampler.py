@@ -22,14 +22,14 @@ def drawn(source: ExampleSampler, count: int) -> list[int]:
     return [source.draw() for _ in range(count)]
 
 
-def test_examples_come_in_the_datasets_order_and_then_again() -> None:
+def test_examples_follow_the_order_of_the_dataset_repeatedly() -> None:
     assert drawn(sampler(), 30) == list(range(30))
     assert drawn(sampler(None), 30) == list(range(30))
     assert drawn(sampler(None, order="shuffled", curriculum=True), 5) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("groups", [4, 5, 7, 32])
-def test_every_step_holds_every_stratum_evenly(groups: int) -> None:
+def test_every_step_has_equal_shares_of_the_strata(groups: int) -> None:
     strata: list[int | None] = [0] * 100 + [1] * 20 + [2] * 7 + [3]  # as uneven as can be, one after another
     for data in ({}, {"order": "shuffled"}, {"curriculum": True}):
         source = sampler(len(strata), strata, **data)
@@ -41,12 +41,12 @@ def test_every_step_holds_every_stratum_evenly(groups: int) -> None:
             assert sum(counts.values()) == groups
 
 
-def test_strata_that_take_turns_already_keep_the_datasets_order() -> None:
+def test_alternating_strata_keep_the_order_of_the_dataset() -> None:
     strata: list[int | None] = [(row + 2) % 5 for row in range(40)]
     assert drawn(sampler(40, strata), 90) == list(range(90))
 
 
-def test_a_shuffled_epoch_plays_every_example_once_in_an_order_of_its_own() -> None:
+def test_every_shuffled_epoch_has_its_own_order() -> None:
     places = drawn(sampler(order="shuffled"), 36)
     epochs = [places[first : first + 12] for first in (0, 12, 24)]
     for number, epoch in enumerate(epochs):
@@ -59,7 +59,7 @@ def test_a_shuffled_epoch_plays_every_example_once_in_an_order_of_its_own() -> N
     assert drawn(sampler(order="shuffled"), 36) == places
 
 
-def test_pools_tell_how_difficult_an_example_was() -> None:
+def test_pools_classify_examples_by_difficulty() -> None:
     settings = DataSection(hard_below=0.25, easy_from=0.75)
     cases = {"hard": [0.0, 0.0], "normal": [0.0, 1.0], "easy": [0.9, 1.0], "solved": [0.7, 0.7]}
     assert {pool: pool_of(rewards, settings) for pool, rewards in cases.items()} == {p: p for p in cases}
@@ -82,7 +82,7 @@ def learned(source: ExampleSampler, steps: int, groups: int = 4) -> list[list[in
     return played
 
 
-def test_a_curriculum_plays_what_is_unseen_first_and_then_by_pool() -> None:
+def test_a_curriculum_plays_unseen_examples_first() -> None:
     source = sampler(curriculum=True, pool_weights={"hard": 0, "easy": 0, "solved": 0, "normal": 1})
     steps = learned(source, 20)
     assert [place for step in steps[:3] for place in step] == list(range(12))
@@ -94,7 +94,7 @@ def test_a_curriculum_plays_what_is_unseen_first_and_then_by_pool() -> None:
     assert len(set(later)) == len(later), "an example that comes again meets new chances"
 
 
-def test_a_heavier_pool_is_played_oftener_and_a_pool_in_turn() -> None:
+def test_pools_are_played_by_weight_and_in_order() -> None:
     source = sampler(curriculum=True, pool_weights={"hard": 0, "easy": 0, "solved": 1, "normal": 3})
     counts = Counter(place % 12 for step in learned(source, 300, groups=1)[12:] for place in step)
     normal = counts[0] + counts[4]
@@ -104,7 +104,7 @@ def test_a_heavier_pool_is_played_oftener_and_a_pool_in_turn() -> None:
     assert {counts[row] for row in (1, 2, 8)} == {0}
 
 
-def test_a_share_of_the_draws_can_go_to_known_examples_from_the_beginning() -> None:
+def test_a_share_of_draws_can_repeat_known_examples() -> None:
     early = [place % 12 for step in learned(sampler(curriculum=True, unseen_share=0.5), 3) for place in step]
     assert 4 < len(set(early)) < 12
 
@@ -112,7 +112,7 @@ def test_a_share_of_the_draws_can_go_to_known_examples_from_the_beginning() -> N
 @pytest.mark.parametrize(
     "data", [{}, {"order": "shuffled"}, {"curriculum": True}, {"curriculum": True, "order": "shuffled"}]
 )
-def test_a_restored_sampler_goes_on_as_if_nothing_had_been(data: dict[str, Any]) -> None:
+def test_a_restored_sampler_continues_exactly(data: dict[str, Any]) -> None:
     strata: list[int | None] = [row % 3 for row in range(12)]
     whole, part = sampler(12, strata, **data), sampler(12, strata, **data)
     learned(whole, 7)
@@ -123,7 +123,7 @@ def test_a_restored_sampler_goes_on_as_if_nothing_had_been(data: dict[str, Any])
     assert resumed.state() == whole.state()
 
 
-def test_environments_take_turns_by_weight() -> None:
+def test_environments_alternate_by_weight() -> None:
     mixture = TrainingMixture([sampler(None), sampler(None), sampler(None)], [3, 2, 1])
     for _ in range(4):
         assert Counter(pick.environment for pick in mixture.draw(12)) == {0: 6, 1: 4, 2: 2}
@@ -135,7 +135,7 @@ def test_environments_take_turns_by_weight() -> None:
     assert resumed.draw(8) == mixture.draw(8)
 
 
-def test_environments_of_a_mixture_are_told_apart() -> None:
+def test_environments_of_a_mixture_are_distinguished() -> None:
     mixed = [
         MixedEnvironmentSection(label="easy", arguments={"level": 1}),
         MixedEnvironmentSection(name="acme/words@1.0.0", weight=2),

@@ -80,7 +80,7 @@ def contexts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_logprobs_are_those_of_the_unpadded_model(family: str) -> None:
+def test_logprobs_equal_those_without_padding(family: str) -> None:
     model = model_of(family)
     requests = [SampleRequest(ids, max_tokens=4 + 3 * n, seed=n) for n, ids in enumerate(contexts())]
     for request, sample in zip(requests, Sampler(model, Words()).sample(requests), strict=True):
@@ -99,7 +99,7 @@ def poisoned_memory() -> Iterator[None]:
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("family", sorted(CACHED_TYPES))
-def test_a_kept_cache_changes_nothing_over_turns(family: str) -> None:
+def test_reusing_the_cache_over_turns_changes_nothing(family: str) -> None:
     model = model_of(family)
     sampler = Sampler(model, Words())
     cache = sampler.new_cache()
@@ -127,7 +127,7 @@ def test_a_kept_cache_changes_nothing_over_turns(family: str) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[50, 50], [50, 40]])
-def test_a_long_completion_that_is_left_alone_is_sampled_from_all_before_it(lengths: list[int]) -> None:
+def test_a_long_completion_depends_on_its_whole_context(lengths: list[int]) -> None:
     """Far more tokens than a cache has free columns after it was narrowed to fewer rows."""
     model, words = model_of("llama"), Words()
     model.generation_config.eos_token_id = words.eos_token_id = None  # type: ignore[assignment]
@@ -148,7 +148,7 @@ def test_a_long_completion_that_is_left_alone_is_sampled_from_all_before_it(leng
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("at_once", [2, 16])
-def test_who_does_not_ask_now_keeps_its_cache_and_is_computed_with_the_others_later(at_once: int) -> None:
+def test_idle_conversations_keep_their_cache(at_once: int) -> None:
     """Two players of five games, who ask in any order: nothing is read twice, and nothing changes."""
     model = model_of("llama")
     engine = TransformersEngine(model, Words(), max_batch_size=at_once)
@@ -177,7 +177,7 @@ def test_who_does_not_ask_now_keeps_its_cache_and_is_computed_with_the_others_la
     assert set(engine._cohorts) == {name for name in known if not name.startswith("2")}
 
 
-def test_models_without_a_plain_cache_keep_none() -> None:
+def test_models_without_a_plain_cache_are_not_cached() -> None:
     assert Sampler(model_of("lfm2"), Words()).new_cache() is None
     assert Sampler(model_of("gemma3_text"), Words()).new_cache() is None
 
@@ -192,7 +192,7 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     assert repeated[0].ids == repeated[1].ids == repeated[2].ids
 
 
-def test_who_ends_before_the_others_is_told_of_once_and_whole() -> None:
+def test_early_rows_are_reported_once_and_complete() -> None:
     sampler = Sampler(model_of("llama"), Words())
     requests = [SampleRequest([2, 3 + n], max_tokens=1 + n // 2, seed=n) for n in range(20)]
     told: list[dict[int, Sample]] = []
@@ -213,7 +213,7 @@ def test_who_ends_before_the_others_is_told_of_once_and_whole() -> None:
     ]
 
 
-def test_greedy_is_what_generate_gives() -> None:
+def test_greedy_sampling_equals_generate() -> None:
     model = model_of("llama")
     requests = [SampleRequest(ids, max_tokens=10, temperature=0.0) for ids in contexts()]
     for request, sample in zip(requests, Sampler(model, Words()).sample(requests), strict=True):
@@ -271,7 +271,7 @@ def test_rows_end_at_the_end_token_a_stop_text_or_the_limit(tiny: Path) -> None:
     assert len(stopped.ids) < 40
 
 
-def test_logits_that_are_no_numbers_are_an_error_not_a_sample() -> None:
+def test_logits_that_are_not_finite_are_an_error() -> None:
     model = model_of("llama")
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
     with pytest.raises(RuntimeError, match="logits are not finite"):

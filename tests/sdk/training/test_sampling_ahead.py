@@ -92,7 +92,7 @@ def test_each_step_is_played_by_the_weights_of_its_version(puller: Path, tmp_pat
         )
 
 
-def test_the_clock_decides_nothing_and_a_stop_changes_nothing(puller: Path, tmp_path: Path) -> None:
+def test_timing_and_stops_do_not_change_prefetching(puller: Path, tmp_path: Path) -> None:
     settings = settings_for(puller, 2)
     train_grpo(opener_of(slow_bandit), settings, tmp_path / "whole")
 
@@ -111,7 +111,7 @@ def test_the_clock_decides_nothing_and_a_stop_changes_nothing(puller: Path, tmp_
 
 
 @pytest.mark.parametrize("correction", ["token_truncate", "sequence_truncate", "none"])
-def test_stale_tokens_are_weighted_by_how_much_likelier_they_are_now(
+def test_stale_tokens_are_weighted_by_importance(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, correction: str
 ) -> None:
     seen: list[tuple[Any, ...]] = []
@@ -143,7 +143,7 @@ def test_stale_tokens_are_weighted_by_how_much_likelier_they_are_now(
         torch.testing.assert_close(inputs["importance_sampling_ratio"], summed.exp().clamp(max=1.05))
 
 
-def test_a_server_samples_ahead_and_every_turn_tells_its_weights(puller: Path, tmp_path: Path) -> None:
+def test_a_server_samples_ahead_and_records_the_weights(puller: Path, tmp_path: Path) -> None:
     with token_server(puller) as server:
 
         class Spanning(BanditEnv):
@@ -205,15 +205,13 @@ def test_a_server_samples_ahead_and_every_turn_tells_its_weights(puller: Path, t
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_plays(sections: dict[str, Any], says: str) -> None:
+def test_unsupported_prefetching_is_rejected_before_playing(sections: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         check_settings(GRPOSettings, {"model": {"path": "m"}, **sections}, "")
 
 
 @pytest.mark.full
-def test_a_step_that_cannot_be_played_ends_the_run_with_what_was_learned(
-    puller: Path, tmp_path: Path
-) -> None:
+def test_an_unplayable_step_stops_the_run_and_keeps_the_weights(puller: Path, tmp_path: Path) -> None:
     class Breaking(SlowBandit):
         broken = False
 

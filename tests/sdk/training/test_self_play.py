@@ -82,7 +82,7 @@ def test_a_rollout_is_learned_from_as_one_of_its_players(puller: Path) -> None:
     assert [each.turns[-1].tokens for each in again] == [each.turns[-1].tokens for each in rollouts]
 
 
-def test_players_out_of_step_are_sampled_from_what_each_has_seen(puller: Path) -> None:
+def test_each_player_is_sampled_from_its_own_context(puller: Path) -> None:
     rollouts = played(puller, uneven)
     assert not [rollout.failure for rollout in rollouts if rollout.failure]
     orders = {tuple(str(turn.player) for turn in rollout.turns) for rollout in rollouts}

@@ -105,7 +105,7 @@ def gradient_by_hand(start: Path, step: PlayedStep, loss: str, kl: float) -> tor
         pytest.param("dapo", 0.2, marks=pytest.mark.full),
     ],
 )
-def test_the_gradient_is_that_of_every_turn_in_its_own_context(
+def test_the_gradient_uses_every_turn_in_its_context(
     forgetful: Path, tmp_path: Path, watched: type[Watched], loss: str, kl: float
 ) -> None:
     settings = settings_for(forgetful, algorithm={"loss": loss, "kl": kl})
@@ -143,7 +143,7 @@ def rollout_of(*turns: tuple[list[int], list[int]]) -> Rollout:
     )
 
 
-def test_a_turn_continues_the_sequence_that_its_context_begins_with() -> None:
+def test_a_turn_continues_the_sequence_of_its_context() -> None:
     # Two conversations in turns, the first of which is rewritten at its third turn.
     rollout = rollout_of(
         ([1, 2], [3]), ([7, 8], [9]), ([1, 2, 3, 4], [5]), ([7, 8, 9, 10], [11]), ([1, 2, 4], [6])
@@ -168,7 +168,7 @@ def test_a_rollout_without_tokens_has_no_reward() -> None:
     assert (line.tokens.prompt_ids, line.tokens.completion_ids, line.tokens.mask) == ([5], [5], [0])
 
 
-def test_rollouts_cut_short_teach_nothing_in_any_of_their_sequences(
+def test_truncated_rollouts_are_not_learned_in_any_sequence(
     forgetful: Path, tmp_path: Path, watched: type[Watched]
 ) -> None:
     settings = settings_for(
@@ -183,7 +183,7 @@ def test_rollouts_cut_short_teach_nothing_in_any_of_their_sequences(
 
 
 @pytest.mark.full
-def test_a_resumed_run_ends_with_the_same_bits(forgetful: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_is_exact(forgetful: Path, tmp_path: Path) -> None:
     for staleness in (0, 1):
         settings = settings_for(
             forgetful,

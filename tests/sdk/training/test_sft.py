@@ -43,7 +43,7 @@ def test_only_the_assistants_tokens_are_learned(tiny: Path) -> None:
     assert too_long == 0
 
 
-def test_the_loss_falls_and_the_model_says_what_it_learned(tiny: Path, tmp_path: Path) -> None:
+def test_the_loss_falls_and_the_model_repeats_its_data(tiny: Path, tmp_path: Path) -> None:
     shown: list[int] = []
     result = train_sft(
         rows(), settings_for(tiny, steps=40), tmp_path, progress=lambda entry: shown.append(entry["step"])
@@ -63,7 +63,7 @@ def test_the_loss_falls_and_the_model_says_what_it_learned(tiny: Path, tmp_path:
     assert loaded.tokenizer.decode(said[0, ids.shape[1] :]) == "<pull>3</pull><|end|>"
 
 
-def test_same_seed_same_weights_on_a_cpu(tiny: Path, tmp_path: Path) -> None:
+def test_equal_seeds_give_equal_weights_on_a_cpu(tiny: Path, tmp_path: Path) -> None:
     digests = [
         weights_digest(train_sft(rows(), settings_for(tiny, steps=3, seed=seed), tmp_path / name).model)
         for name, seed in (("one", 1), ("two", 1), ("other", 2))
@@ -71,7 +71,7 @@ def test_same_seed_same_weights_on_a_cpu(tiny: Path, tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_long_rows_are_counted_and_no_row_at_all_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_long_rows_are_counted_and_an_empty_table_is_rejected(tiny: Path, tmp_path: Path) -> None:
     loaded = load_model(tiny, device="cpu")
     long = {"messages": [{"role": "user", "content": "far too long " * 30}, *rows(1)[0]["messages"][1:2]]}
     dataset, too_long = tokenize_rows([long, *rows(2)], loaded, 60)
@@ -99,7 +99,7 @@ def various(count: int = 24) -> list[dict[str, Any]]:
     ]
 
 
-def test_conversations_are_held_back_by_prompt_and_measured(tiny: Path, tmp_path: Path) -> None:
+def test_conversations_are_held_out_by_prompt_and_evaluated(tiny: Path, tmp_path: Path) -> None:
     settings = settings_for(tiny, steps=6, eval_share=0.25, eval_every=2)
     result = train_sft(various(), settings, tmp_path)
     assert (result.rows, result.held_out) == (24, 6)
@@ -122,7 +122,7 @@ def test_conversations_are_held_back_by_prompt_and_measured(tiny: Path, tmp_path
         split(dataset.select([0, 12]), 0.5, 0)
 
 
-def test_measuring_changes_nothing_that_is_learned(tiny: Path, tmp_path: Path) -> None:
+def test_evaluation_does_not_change_fine_tuning(tiny: Path, tmp_path: Path) -> None:
     digests = [
         weights_digest(
             train_sft(
@@ -136,7 +136,7 @@ def test_measuring_changes_nothing_that_is_learned(tiny: Path, tmp_path: Path) -
     assert digests[0] == digests[1]
 
 
-def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_stopped(tiny: Path, tmp_path: Path) -> None:
+def test_resumed_fine_tuning_reaches_the_same_weights(tiny: Path, tmp_path: Path) -> None:
     settings = settings_for(tiny, steps=6, eval_share=0.25, eval_every=2)
     whole = train_sft(various(), settings, tmp_path / "whole")
     assert not (tmp_path / "whole" / "checkpoints").exists()
@@ -158,7 +158,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_stopped(tiny: P
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_checkpoints_are_kept_where_that_is_asked(tiny: Path, tmp_path: Path) -> None:
+def test_checkpoints_are_kept_if_requested(tiny: Path, tmp_path: Path) -> None:
     whole = train_sft(various(), settings_for(tiny, steps=4, checkpoint_every=2), tmp_path)
     kept = {path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")}
     assert kept == {"checkpoint-2", "checkpoint-4"}
@@ -172,7 +172,7 @@ def test_checkpoints_are_kept_where_that_is_asked(tiny: Path, tmp_path: Path) ->
     assert weights_digest(again.model) == digest
 
 
-def test_conversations_of_alike_length_go_together_anew_in_every_epoch() -> None:
+def test_conversations_are_grouped_by_length_in_every_epoch() -> None:
     from wander.train.sft import LengthOrder
 
     lengths = [10 * (n % 5) + n % 2 for n in range(43)]

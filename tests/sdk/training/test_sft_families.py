@@ -163,7 +163,7 @@ def learned_and_read(
     return found
 
 
-def test_exactly_what_the_model_samples_is_learned(family: Family, folder: Path) -> None:
+def test_exactly_the_format_that_the_model_samples_is_learned(family: Family, folder: Path) -> None:
     loaded = load_model(folder, device="cpu")
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
     first, second = (MESSAGES[place]["content"] + family.end for place in (2, 4))
@@ -198,7 +198,7 @@ def test_two_steps_change_the_weights_and_the_model_loads_again(
     assert torch.isfinite(logits).all()
 
 
-def test_calls_of_tools_are_learned_as_the_template_writes_them(tmp_path: Path) -> None:
+def test_tool_calls_are_learned_in_the_format_of_the_template(tmp_path: Path) -> None:
     family = Family(Qwen2Config, TOOLS + CALLS + OPEN)
     tokenizer = tokenizer_of(family)
     size = len(tokenizer) + 1  # read again, it has the padding of Qwen's tokenizers too

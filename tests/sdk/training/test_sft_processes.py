@@ -37,7 +37,7 @@ def settings_for(model: Path, **schedule: Any) -> dict[str, Any]:
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_two_processes_learn_what_one_learns(tiny: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_the_same_as_one(tiny: Path, tmp_path: Path) -> None:
     learned, settings = uneven_rows(27), settings_for(tiny)
     kept = settings_for(tiny, checkpoint_every=2)
     adapters = settings | {"model": {**settings["model"], "lora_rank": 2}}
@@ -98,7 +98,7 @@ def test_rows_must_be_shared_evenly(tiny: Path, tmp_path: Path, monkeypatch: pyt
     assert refused.value.hint == "make `batch.rows` a multiple of 3"
 
 
-def test_fillers_make_the_last_step_whole_and_teach_nothing(tiny: Path) -> None:
+def test_padding_rows_complete_the_last_step_without_effect(tiny: Path) -> None:
     dataset, _ = tokenize_rows(rows(5), load_model(tiny, device="cpu"), 100)
     filled = fill_last_step(dataset, 4)
     assert (len(filled), len(fill_last_step(filled, 4))) == (8, 8)

@@ -19,9 +19,7 @@ from wander.wire.run_record import Shard
 from .conftest import bandit
 
 
-async def test_shards_of_a_local_model_make_the_run_that_is_played_at_once(
-    tiny: Path, tmp_path: Path
-) -> None:
+async def test_merged_shards_of_a_local_model_equal_a_run_without_shards(tiny: Path, tmp_path: Path) -> None:
     env = LocalEnvironment(bandit())
     client = TransformersClient(load_model(tiny, device="cpu"))
     parts = [None, *(Shard(first=number, end=number + 1, of=3) for number in range(3))]

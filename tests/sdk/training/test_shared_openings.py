@@ -77,7 +77,7 @@ def test_sharing_changes_neither_numbers_nor_gradients(family: str, monkeypatch:
     assert sum(int(bucket.scored_BL.sum()) for bucket in alone) == sum(said for _, said in ANSWERS)
 
 
-def test_no_more_openings_are_computed_together_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_beginnings_are_computed_in_limited_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "forward_cost", lambda device: 0)
     model, (ids, pieces) = model_of("llama").double(), batch()
     openings = find_openings(ids, pieces)
@@ -95,12 +95,12 @@ def test_no_more_openings_are_computed_together_than_rows(monkeypatch: pytest.Mo
             torch.testing.assert_close(one[openings.numbers_P], expected[openings.numbers_P])
 
 
-def test_nothing_is_shared_where_that_saves_nothing() -> None:
+def test_beginnings_are_shared_only_if_it_saves_work() -> None:
     ids, pieces = batch()
     assert find_openings(ids, pieces) is None, "a pass costs more than these few tokens"
 
 
-def test_a_loss_with_shared_openings_is_its_formula(
+def test_a_loss_with_shared_beginnings_matches_its_formula(
     puller: Path,
     tmp_path: Path,
     compared: list[tuple[float, float, float]],

@@ -63,7 +63,7 @@ def require_continued(run: Path, whole: Path, settings: GRPOSettings) -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_a_step_whose_rollouts_hang_is_given_up(puller: Path, tmp_path: Path, staleness: int) -> None:
+def test_a_step_with_hanging_rollouts_is_abandoned(puller: Path, tmp_path: Path, staleness: int) -> None:
     settings = settings_for(puller, batch={"max_staleness": staleness})
     train_grpo(opener_of(bandit), settings, tmp_path / "whole")
     part = train_grpo(opener_of(hanging), settings, tmp_path / "part")
@@ -73,7 +73,7 @@ def test_a_step_whose_rollouts_hang_is_given_up(puller: Path, tmp_path: Path, st
 
 
 @pytest.mark.full
-def test_a_step_whose_update_takes_too_long_is_given_up(
+def test_a_step_with_a_slow_update_is_abandoned(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_for(puller)
@@ -94,7 +94,7 @@ def test_a_step_whose_update_takes_too_long_is_given_up(
     require_continued(tmp_path / "part", tmp_path / "whole", settings)
 
 
-def test_rollouts_that_ask_nobody_are_idle(
+def test_rollouts_without_requests_are_idle(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the step is given up before its time: nothing but an environment is waited for."""

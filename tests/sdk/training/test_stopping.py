@@ -37,7 +37,7 @@ def first_stop(section: StoppingSection, entries: list[dict[str, Any]]) -> Any:
     return next((found for entry in entries if (found := rules.read(entry)[1]) is not None), None)
 
 
-def test_a_collapse_stops_unless_the_settings_say_otherwise() -> None:
+def test_a_collapse_stops_the_run_by_default() -> None:
     gone = steps(reward=[0.8] * 8 + [0.0] * 4)
     assert first_stop(StoppingSection(collapse=False), gone) is None
     found = first_stop(StoppingSection(), gone)

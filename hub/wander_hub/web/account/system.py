@@ -185,8 +185,8 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
         "users": f"{users:,} ({able:,} active)",
         "owners": f"{owners:,}",
         "database": {"sqlite": "SQLite in the data folder", "postgresql": "PostgreSQL"}.get(engine, engine),
-        "files": "an object store" if settings.storage_url else "the data folder",
-        "stored": f"{size(int(packages))} of packages, {size(int(records))} of runs",
+        "file storage": "an object store" if settings.storage_url else "the data folder",
+        "stored data": f"{size(int(packages))} of packages, {size(int(records))} of runs",
         "jobs": f"run by {worker}",
         "replays": {"sandbox": "in a sandbox", "unconfined": "without a sandbox"}.get(
             settings.verification, settings.verification

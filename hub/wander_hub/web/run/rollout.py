@@ -332,8 +332,8 @@ def _steps(
         ("]", "next", following),
         ("F", "previous failure", failed_before),
         ("f", "next failure", failed_following),
-        ("S", "previous sibling", first),
-        ("s", "next sibling", second),
+        ("S", "previous of this example", first),
+        ("s", "next of this example", second),
     ]
     asked = query_of(wanted.asked())
     return [Step(key, label, f"{one}{asked}") for key, label, one in places if one is not None]
