@@ -4,7 +4,8 @@ The script starts a hub in ./screenshots-output, publishes bundled environments,
 scripted players, and trains a small model. Each page is drawn at three widths, light and dark. It fails if a
 table has columns outside the screen, a row is taller than 80 pixels, a chart cuts off letters, a page is
 wider than its window, the browser reports an error, or axe-core finds a serious fault. `--again` draws the
-previous hub again, and `--only NAME...` draws only some pages.
+previous hub again, `--only NAME...` draws only some pages, and `--quick` leaves out the training, which takes
+most of the time.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ PLAYED = (
     ("tictactoe", "random", 40),
     ("countdown", "expert", 20),
     ("reverse_text", "random", 20),
+    ("terminal_tasks", "expert", 4),
 )
 """Environment, player, and number of examples."""
 TRAINING = """
@@ -164,23 +166,36 @@ def call_webhook(place: Workplace) -> None:
     wait(2)
 
 
-def list_pages(page: Any, hub: str) -> dict[str, str]:
-    """Return the address of one page of each kind, by its name."""
+def list_pages(page: Any, hub: str, *, training: bool) -> dict[str, str]:
+    """Return the address of one page of each kind, by its name; with `training`, also the pages of training
+    runs and of the trained model."""
     base = f"{hub}/api/v1"
     environment = page.request.get(f"{base}/environments?sort=runs&limit=1").json()["data"][0]
     label = f"{environment['owner']}/{environment['name']}"
     every = page.request.get(f"{base}/runs?environment={label}&limit=100").json()["data"]
     runs = [run["run_id"] for run in every if run["manifest"]["kind"] == "evaluation"]
     trained = [run["run_id"] for run in every if run["manifest"]["kind"] == "training"][::-1]
+    boxes = page.request.get(f"{base}/runs?environment=admin/terminal-tasks&limit=1").json()["data"]
     run = f"/runs/{runs[0]}"
     example = page.request.get(f"{base}/runs/{runs[-1]}/rollouts?limit=1").json()["data"][0]["example_id"]
+    training_pages = {}
+    if training:
+        training_pages = {
+            "training": f"/runs/{trained[-1]}",
+            "training-diff": f"/runs/compare?run={trained[0]}&run={trained[1]}",
+            "training-overlay": "/runs/compare?" + "&".join(f"run={one}" for one in trained),
+            "training-phases": f"/runs/compare?run={trained[0]}&run={trained[-1]}&joined=true",
+            "model": "/models/admin/player",
+        }
     return {
+        **training_pages,
         "home": "/",
         "search": f"/?q={environment['name']}",
         "nothing-found": "/?q=qwertyzxcv",
         "environment": f"/{label}",
         "leaderboard": f"/{label}/leaderboard",
         "leaderboard-metrics": f"/{label}/leaderboard?column=rank&column=metrics",
+        "leaderboard-cost": f"/{label}/leaderboard?column=model&column=reward&column=tokens&column=cost",
         "source": f"/{label}/versions/latest/source",
         "version": "/admin/reverse-text/versions/0.1.0",
         "owner": f"/{environment['owner']}",
@@ -189,14 +204,11 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "rollout": f"{run}/rollouts/0",
         "tokens": f"{run}/rollouts/0/turns/0",
         "group": f"{run}/rollouts/0/group",
+        "box-rollout": f"/runs/{boxes[0]['run_id']}/rollouts/0",
         "search-rollouts": "/runs/search?text=move",
+        "search-rollouts-empty": "/runs/search",
         "compare": "/runs/compare?" + "&".join(f"run={one}" for one in runs[-3:]),
         "compare-example": f"/runs/compare/example?run={runs[-1]}&run={runs[-2]}&example=" + example,
-        "training": f"/runs/{trained[-1]}",
-        "training-diff": f"/runs/compare?run={trained[0]}&run={trained[1]}",
-        "training-overlay": "/runs/compare?" + "&".join(f"run={one}" for one in trained),
-        "training-phases": f"/runs/compare?run={trained[0]}&run={trained[-1]}&joined=true",
-        "model": "/models/admin/player",
         "models": "/models",
         "docs": "/docs",
         "docs-page": "/docs/verification",
@@ -242,7 +254,7 @@ _LOAD_IMAGES = """() => Promise.all([...document.images].map((image) => {
 to."""
 
 
-def draw_pages(hub: str, folder: Path, token: str, only: list[str]) -> Iterator[str]:
+def draw_pages(hub: str, folder: Path, token: str, only: list[str], *, training: bool) -> Iterator[str]:
     """Draw each page at each width in each color scheme. Yields the faults."""
     from chromium import CHROMIUM, FLAGS
     from page_faults import find_faults
@@ -257,7 +269,7 @@ def draw_pages(hub: str, folder: Path, token: str, only: list[str]) -> Iterator[
                 said: list[str] = []
                 page.on("console", lambda one, said=said: said.append(one.text) if one.type == "error" else 0)
                 page.on("pageerror", lambda error, said=said: said.append(str(error)))
-                for name, path in list_pages(page, hub).items():
+                for name, path in list_pages(page, hub, training=training).items():
                     if only and name not in only:
                         continue
                     said.clear()
@@ -283,6 +295,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="draw the previous hub again")
     parser.add_argument("--only", nargs="+", default=[], help="draw only these pages")
+    parser.add_argument("--quick", action="store_true", help="leave out the training and its pages")
     given = parser.parse_args()
     place = Workplace(OUTPUT)
     place.stop_hub()
@@ -296,9 +309,10 @@ def main() -> int:
             fill_hub(place)
             publish_another_version(place)
             call_webhook(place)
-            train_model(place)
-        faults = 0
-        for fault in draw_pages(place.hub, OUTPUT, place.environment["WANDER_TOKEN"], given.only):
+            if not given.quick:
+                train_model(place)
+        faults, token = 0, place.environment["WANDER_TOKEN"]
+        for fault in draw_pages(place.hub, OUTPUT, token, given.only, training=not given.quick):
             faults += 1
             print(fault, flush=True)
     finally:

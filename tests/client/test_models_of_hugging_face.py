@@ -145,7 +145,7 @@ def test_weights_that_differ_from_the_card_are_rejected(store: Store, machine: M
         (TOKEN, ("pull", "hf:ada/absent"), 3, "has no model `ada/absent`"),
     ],
 )
-def test_what_cannot_be_done_is_told(
+def test_unsupported_operations_are_reported(
     machine: Machine, token: str | None, words: tuple[str, ...], status: int, told: str
 ) -> None:
     written(machine.home / "made", checkpoint())

@@ -193,5 +193,5 @@ def test_a_lock_installs_exactly_the_packages_that_it_lists(
         assert line.endswith(f" @ {served.as_uri()} --hash=sha256:{hub.sha256(name)}")
 
 
-def test_every_package_of_a_hub_is_told_from_the_indexes() -> None:
+def test_hub_packages_are_distinguished_from_index_packages() -> None:
     assert set(needs.HUB_PACKAGES) == set(BUNDLED_DISTRIBUTIONS)

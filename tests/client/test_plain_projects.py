@@ -104,7 +104,7 @@ def test_ordinary_links_and_files_that_no_build_reads_are_accepted(folder: Path)
     require_plain_project(folder)
 
 
-def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_are_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "MOST_FILES", 5)
     for number in range(6):
         (folder / str(number)).touch()

@@ -285,7 +285,7 @@ def test_the_library_of_a_package_without_imports_follows_its_requirements(tmp_p
     assert convert_project(folder, HERE).library == "verifiers"
 
 
-def test_archives_that_reach_outside_are_refused(tmp_path, builder):
+def test_archives_with_paths_outside_are_rejected(tmp_path, builder):
     evil = tmp_path / "evil-1-py3-none-any.whl"
     with zipfile.ZipFile(evil, "w") as archive:
         archive.writestr("../outside.py", "x")

@@ -355,7 +355,7 @@ def test_merging_received_shards_gives_a_received_run(wander: Wander, folder: Pa
         ({"name": "hub:evil/model"}, "model_of_another"),
     ],
 )
-def test_a_rerun_takes_no_model_from_a_received_run(
+def test_a_rerun_does_not_use_the_model_of_a_received_run(
     model: dict[str, Any],
     code: str,
     wander: Wander,

@@ -30,7 +30,7 @@ async def whoami(hub, secret: str):
     return await hub.get("/api/v1/whoami", headers=bearer(secret))
 
 
-async def test_a_new_token_expires_in_90_days_unless_told_otherwise(hub):
+async def test_a_new_token_expires_in_90_days_by_default(hub):
     info = (await made(hub)).json()
     left = (await whoami(hub, info["token"])).json()["token"]
     assert left["scopes"] == ["read"]

@@ -166,7 +166,7 @@ async def test_missing_projects_and_files_are_404(hub):
     assert (await hub.get(WHEEL.replace(".whl", ".tar.gz.metadata"))).status_code == 404
 
 
-async def test_file_is_immutable_and_takes_head_and_ranges(hub):
+async def test_a_file_is_immutable_and_supports_head_and_ranges(hub):
     sha256 = await hub.publish()
     whole = await hub.get(WHEEL)
     assert whole.headers["cache-control"] == "public, max-age=31536000, immutable"

@@ -138,7 +138,7 @@ def assert_whole_and_inert(answer):
     assert any(tag == "h1" for tag, _ in tags.seen)
 
 
-async def test_empty_hub_says_what_to_do(hub):
+async def test_an_empty_hub_shows_the_first_steps(hub):
     for path, words in {
         "/": "wander publish",
         "/runs": "wander post",
@@ -166,7 +166,7 @@ async def test_leaderboard_page_draws_an_interval_a_row(posted):
     assert "1–2" in page
 
 
-async def test_leaderboard_without_runs_says_how_to_make_one(hub):
+async def test_a_leaderboard_without_runs_shows_how_to_post_one(hub):
     await hub.publish()
     page = await hub.get("/alice/reverse-text/leaderboard", headers=HTML)
     assert page.status_code == 200
@@ -210,7 +210,7 @@ async def test_training_page_draws_curves_and_shows_plots(hub, run_of):
     assert "0.1 → 0.4" in page.text
 
 
-async def test_training_page_tells_how_exactly_the_run_can_be_repeated(hub, run_of):
+async def test_the_training_page_shows_how_exactly_the_run_can_be_repeated(hub, run_of):
     change = {"field": "reproduction.libraries.torch", "before": "1", "after": "2", "step": 7}
     made = {
         **{"mode": "exact", "reason": "one process <on> a CPU", "threads": 2, "device": "cpu"},
@@ -360,7 +360,7 @@ async def test_pages_come_compressed_and_files_as_they_are(posted):
     assert "content-encoding" not in (await posted.get(file["url"])).headers
 
 
-async def test_the_first_page_promotes_what_is_in_use_checked_and_proved(hub, make_wheel, run_of):
+async def test_the_first_page_features_used_checked_and_verified_environments(hub, make_wheel, run_of):
     ids = {}
     for name in ("good", "failed", "old", "reverse-text"):
         spec = make_wheel(name=name, files={f"{name.replace('-', '_')}.py": b"def load_environment(): ...\n"})
@@ -392,7 +392,7 @@ async def test_the_first_page_promotes_what_is_in_use_checked_and_proved(hub, ma
     assert "Featured environments" in chosen
 
 
-async def test_what_is_deprecated_says_so_and_nobody_is_sent_there(hub, make_wheel):
+async def test_deprecated_environments_are_marked_and_not_featured(hub, make_wheel):
     await hub.publish(make_wheel(name="good", files={"good.py": b"def load_environment(): ...\n"}))
     await hub.publish()
     place, body = "/api/v1/environments/alice/reverse-text/status", {"status": "deprecated", "reason": "old"}
@@ -418,7 +418,7 @@ async def test_data_of_a_leaderboard_is_filtered_as_its_page_is(posted):
     assert [row["model"] for row in rows] == ["tiny"]
 
 
-async def test_long_reasoning_says_how_long_it_is_and_where_the_rest_is(hub, run_of):
+async def test_long_reasoning_shows_its_length_and_links_to_the_rest(hub, run_of):
     manifest, rollouts = run_of(await hub.publish())
     reply = rollouts[0]["completion"][0]
     reply["reasoning_content"] = "x" * 200_000
@@ -442,7 +442,7 @@ async def test_a_picture_in_two_forms_is_shown_once(hub, run_of):
     assert sorted(shown) == ["curves.svg", "other.png"]
 
 
-async def test_pages_say_where_the_store_has_lost_a_file_and_the_log_says_it_once(posted, caplog):
+async def test_a_lost_file_is_shown_on_pages_and_logged_once(posted, caplog):
     storage = posted.client._transport.app.state.storage
     log_missing.cache_clear()
     for one in list(storage.objects()):
@@ -488,7 +488,7 @@ async def test_pages_say_where_the_store_has_lost_a_file_and_the_log_says_it_onc
         *("/api/v1/environments/alice/reverse-text?limit=1", "/docs/search?q=replay&cursor=2"),
     ],
 )
-async def test_a_query_that_only_other_addresses_take_is_refused(hub, address):
+async def test_a_query_parameter_of_other_pages_is_rejected(hub, address):
     await hub.publish()
     answer = await hub.get(address, headers={"Accept": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")

@@ -34,7 +34,7 @@ async def change(hub, method: str, path: str, user: str = "alice", **body) -> No
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-async def test_what_everybody_may_have_is_linked_and_nothing_else(hub, make_wheel):
+async def test_only_public_files_are_linked(hub, make_wheel):
     specs = [make_wheel(version=version) for version in ("0.1.0", "0.2.0")]
     for spec in specs:
         await hub.publish(spec)
@@ -63,7 +63,7 @@ async def test_what_everybody_may_have_is_linked_and_nothing_else(hub, make_whee
     assert links(hub) == {}
 
 
-async def test_a_moved_environment_takes_its_links_along(hub, make_wheel):
+async def test_a_transferred_environment_keeps_its_links(hub, make_wheel):
     spec = make_wheel()
     await hub.publish(spec)
     answer = await hub.client.post(
@@ -76,7 +76,7 @@ async def test_a_moved_environment_takes_its_links_along(hub, make_wheel):
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-async def test_the_combined_index_has_links_for_what_lies_in_its_owners_namespace(hub, make_wheel):
+async def test_the_combined_index_links_files_of_its_namespace(hub, make_wheel):
     own, other = make_wheel(name="alice-echo"), make_wheel(name="echo")
     for spec in (own, other):
         await hub.publish(spec)

@@ -165,7 +165,7 @@ def test_nothing_in_restructuredtext_acts_or_reads_a_file(hostile):
     assert "after" in page
 
 
-def test_restructuredtext_that_takes_long_is_shown_as_written(monkeypatch):
+def test_slow_restructuredtext_is_shown_as_plain_text(monkeypatch):
     text = "- a\n" * 300
     assert "<li>" in rst(text)
     monkeypatch.setattr(readme, "_RST_SECONDS", 0.0)
@@ -174,7 +174,7 @@ def test_restructuredtext_that_takes_long_is_shown_as_written(monkeypatch):
     assert sys.getprofile() is None
 
 
-def test_roles_of_one_readme_are_not_those_of_the_next():
+def test_roles_of_one_readme_do_not_affect_the_next():
     assert "<em>x</em>" in rst(".. role:: shout(emphasis)\n\n:shout:`x`")
     assert rst(":shout:`x`").startswith("<pre>")
     assert "<em>x</em>" in rst(".. role:: strong(emphasis)\n\n:strong:`x`")

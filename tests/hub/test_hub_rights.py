@@ -427,7 +427,7 @@ def test_every_mutating_route_is_tried_below(hub):
     assert set(TABLE) == set(ATTEMPTS), "say in docs/api/rights.md who may use the new route"
 
 
-def test_a_route_that_says_nothing_is_found():
+def test_a_route_without_declared_rights_is_found():
     router = APIRouter()
     router.post("/anything")(lambda: None)
     router.get("/harmless")(lambda: None)
@@ -450,7 +450,7 @@ def attempts() -> list[Any]:
 
 
 @pytest.mark.parametrize(("method", "path"), attempts(), ids=lambda one: one.replace("/api/v1", ""))
-async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path):
+async def test_routes_require_their_declared_right(private, make_wheel, run_of, method, path):
     hub, (who, scope) = private, TABLE[method, path]
     routes = hub.client._transport.app.routes
     needed = {(m, p): needs.permission for m, p, needs in find_mutating_routes(routes) if (m, p) not in OPEN}
@@ -496,7 +496,7 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
 
 
 @pytest.mark.parametrize("away", OUTAGES)
-async def test_no_write_tells_a_stranger_of_a_private_name(private, make_wheel, run_of, away):
+async def test_writes_reveal_no_private_name(private, make_wheel, run_of, away):
     """Nor while something that the hub needs is away."""
     hub = private
     model = await pushed(hub.client, hub.auth(), checkpoint(), name=VALUES["name"], private=True)
@@ -522,7 +522,7 @@ async def test_a_reader_posts_results_and_a_maintainer_publishes(private, make_w
     assert (await private.post_run(manifest, rollouts, user="reader")).status_code == 201
 
 
-async def test_a_maintainer_yanks_with_a_token_that_says_so(private, make_wheel):
+async def test_a_maintainer_needs_a_token_with_the_scope_to_yank(private, make_wheel):
     hub, changed = private, f"{ENVIRONMENT.format(**VALUES)}/versions/0.1.0/yank"
     with hub.database.write(HUB) as session:
         maintainer = accounts.user_named(session, "maintainer")
@@ -535,7 +535,7 @@ async def test_a_maintainer_yanks_with_a_token_that_says_so(private, make_wheel)
     assert (await hub.upload(spec.build(), spec.wheel_name, user="uploads")).status_code == 200
 
 
-async def test_a_role_on_one_environment_is_good_for_that_one_alone(private, make_wheel):
+async def test_a_role_on_an_environment_is_valid_only_there(private, make_wheel):
     hub = private
     with hub.database.write(HUB) as session:
         environment = environments.environment_named(session, "alice", "reverse-text")
@@ -581,7 +581,7 @@ async def test_an_owner_keeps_an_owner(hub):
 
 
 @pytest.mark.parametrize("place", ["simple", "files", "integrity", "legacy/+simple"])
-async def test_a_token_for_one_environment_tells_no_private_name_from_a_free_one(hub, make_wheel, place):
+async def test_a_restricted_token_reveals_no_private_names(hub, make_wheel, place):
     for name in ("mine", "hidden"):
         await hub.publish(make_wheel(name=name))
     url = "/api/v1/environments/alice/hidden/visibility"

@@ -153,13 +153,13 @@ def comparable(answer) -> tuple[object, ...]:
     ],
     indirect=["private"],
 )
-async def test_no_read_tells_a_stranger_anything(private, caller, accept):
+async def test_reads_reveal_nothing_private(private, caller, accept):
     await compare_reads(private, caller, accept)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("away", OUTAGES[1:])
-async def test_no_read_tells_a_stranger_anything_while_something_is_away(private, away):
+async def test_reads_reveal_nothing_private_during_outages(private, away):
     hub = private
     with outage(hub, away):
         await compare_reads(hub, "bob", "application/json")
@@ -226,12 +226,12 @@ async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
     return PRIVATE | {"runs": begun.id, "versions": opened.json()["id"], "models": pushed.id}
 
 
-async def test_the_documentation_says_of_each_route_who_may_read(hub):
+async def test_each_route_documents_who_may_read(hub):
     assert sorted(TABLE) == read_paths(hub), "say in docs/api/rights.md who may read the new route"
 
 
 @pytest.mark.full
-async def test_each_thing_is_read_by_whom_the_documentation_says(private, make_wheel, run_of):
+async def test_reading_rights_match_the_documentation(private, make_wheel, run_of):
     hub, paths = private, read_paths(private)
     values = await everything_to_read(hub, make_wheel, run_of)
     readers = {"reader", "carol", "owner", "alice", "admin", "browser of reader", "results of reader"}
@@ -291,7 +291,7 @@ async def test_lists_and_counts_leave_private_environments_out(private):
     assert MARK in mine.json()["hint"]
 
 
-async def test_the_index_of_a_private_owner_answers_strangers_alike(private):
+async def test_the_index_of_a_private_owner_looks_unknown_to_strangers(private):
     hub = private
     for project in (MARK, "no-such-thing", "requests"):
         for headers in ({}, hub.auth("bob")):
@@ -335,7 +335,7 @@ async def test_installers_send_the_token_as_a_password(private):
         assert file.headers["cache-control"].startswith("private"), "no shared cache may keep it"
 
 
-async def test_scoped_tokens_read_private_things_of_their_target_alone(private):
+async def test_restricted_tokens_read_only_their_target(private):
     hub = private
     path = f"/api/v1/environments/alice/{MARK}"
     with hub.database.write(HUB) as session:
@@ -349,7 +349,7 @@ async def test_scoped_tokens_read_private_things_of_their_target_alone(private):
     assert (await hub.get(path, headers={"Authorization": f"Bearer {here}"})).status_code == 200
 
 
-async def test_making_an_environment_public_shows_it_at_once(private):
+async def test_a_published_environment_is_visible_immediately(private):
     hub = private
     path = f"/api/v1/environments/alice/{MARK}"
     await hub.client.put(f"{path}/visibility", json={"private": False}, headers=hub.auth())

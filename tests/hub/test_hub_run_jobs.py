@@ -82,7 +82,7 @@ async def test_a_hub_that_plays_nothing_only_has_runs_read(hub, run_of):
     assert jobs(hub, await post(hub, run_of, 1)) == ["examine"]
 
 
-async def test_fsck_tells_of_runs_without_jobs_and_asks_for_them(hub, three):
+async def test_fsck_reports_runs_without_jobs_and_requests_them(hub, three):
     storage = hub.client._transport.app.state.storage
 
     def findings(**options: Any) -> list[tuple[str, str, bool]]:

@@ -110,7 +110,7 @@ async def test_a_retry_replaces_a_failed_rollout_only(hub, pinned, run_of):
         ({"failure": {"boundary": "elsewhere", "type": "X", "message": ""}}, "failure.boundary"),
     ],
 )
-async def test_bad_rollout_is_refused_with_its_line(hub, pinned, run_of, change, words):
+async def test_a_bad_rollout_is_rejected_with_its_line(hub, pinned, run_of, change, words):
     manifest, rollouts = run_of(pinned)
     rollouts[4] |= change
     answer = await hub.post_run(manifest, rollouts)
@@ -121,7 +121,7 @@ async def test_bad_rollout_is_refused_with_its_line(hub, pinned, run_of, change,
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]\n", b'"text"\n', b"\xff\xfe\n", b"\x28\xb5\x2f\xfd broken"])
-async def test_rollouts_that_are_no_lines(hub, pinned, run_of, body):
+async def test_rollouts_that_are_not_json_lines_are_rejected(hub, pinned, run_of, body):
     manifest, _ = run_of(pinned)
     answer = await hub.post_run(manifest, body)
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts")
@@ -167,7 +167,7 @@ async def test_bad_manifest(hub, pinned, run_of, change, status, code):
         ({"wheel_sha256": "0" * 64}, 409, "wheel_mismatch"),
     ],
 )
-async def test_pin_must_be_what_this_hub_serves(hub, pinned, run_of, pin, status, code):
+async def test_a_pinned_wheel_must_be_one_of_this_hub(hub, pinned, run_of, pin, status, code):
     manifest, rollouts = run_of(pinned)
     manifest["environment"] |= pin
     answer = await hub.post_run(manifest, rollouts)
@@ -175,7 +175,7 @@ async def test_pin_must_be_what_this_hub_serves(hub, pinned, run_of, pin, status
     assert answer.json()["hint"]
 
 
-async def test_a_number_too_large_to_be_one_is_refused(hub, pinned, run_of):
+async def test_a_too_large_number_is_rejected(hub, pinned, run_of):
     manifest, rollouts = run_of(pinned)
     body = b"".join(json.dumps(one).encode() + b"\n" for one in rollouts)
     large = body.replace(b'"seconds": 0.5', b'"seconds": 0.5, "info": {"score": 1e999}', 1)
@@ -191,7 +191,7 @@ async def test_without_a_wheel_digest_it_is_only_claimed(hub, pinned, run_of):
     assert "wheel" in answer["level_reason"]
 
 
-async def test_form_must_have_its_parts(hub, pinned, run_of):
+async def test_a_form_must_have_all_parts(hub, pinned, run_of):
     manifest, rollouts = run_of(pinned)
     no_rollouts = await hub.post_run(manifest, None)
     assert (no_rollouts.status_code, no_rollouts.json()["code"]) == (400, "bad_form")
@@ -288,7 +288,7 @@ async def test_a_run_pins_the_name_in_any_spelling(hub, pinned, run_of):
         ({"O": {"name": "", "kind": "Some"}}, "players.O.name must be"),
     ],
 )
-async def test_players_that_cannot_have_played_are_refused(hub, pinned, run_of, players, fault):
+async def test_impossible_players_of_a_run_are_rejected(hub, pinned, run_of, players, fault):
     manifest, rollouts = run_of(pinned)
     manifest["environment"]["info"]["players"] = ["X", "O"]
     answer = await hub.post_run(manifest | {"players": players}, rollouts)

@@ -74,7 +74,7 @@ def served(
         process.stderr.close()
 
 
-def test_a_server_takes_as_many_connections_as_the_system_allows():
+def test_a_server_accepts_as_many_connections_as_the_system_allows():
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, most))

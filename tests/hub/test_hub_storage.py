@@ -52,7 +52,7 @@ def test_objects_are_listed_found_and_deleted(storage):
     assert [storage.read(one) for one in digests] == bodies
 
 
-def test_many_may_store_the_same_at_once(storage):
+def test_simultaneous_writes_of_one_object_work(storage):
     content = os.urandom(100_000)
     with ThreadPoolExecutor(8) as threads:
         digests = set(threads.map(lambda _: storage.put(io.BytesIO(content)), range(16)))
@@ -88,7 +88,7 @@ def test_a_lost_folder_is_unhealthy(tmp_path):
         ({"Range": "bytes=0-3", "If-Range": '"other"'}, 200, slice(None)),
     ],
 )
-async def test_ranges_from_a_store_that_is_no_folder(hub, make_wheel, asked, status, part):
+async def test_ranges_are_read_from_an_object_store(hub, make_wheel, asked, status, part):
     store = Storage.open("memory://", hub.settings.data)
     app = create_app(hub.settings, database=hub.database, storage=store)
     spec = make_wheel()
@@ -106,7 +106,7 @@ async def test_ranges_from_a_store_that_is_no_folder(hub, make_wheel, asked, sta
     assert (head.content, head.headers["content-length"]) == (b"", str(len(body)))
 
 
-async def test_health_tells_of_a_lost_store(hub, folder_alone):
+async def test_health_reports_a_lost_storage(hub, folder_alone):
     for path in sorted((hub.settings.data / "objects").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     (hub.settings.data / "objects").rmdir()

@@ -169,7 +169,7 @@ async def test_samples_are_read_by_step(hub, run_id):
     assert (await hub.get(f"/runs/{run_id}?step=-1", headers=HTML)).status_code == 422
 
 
-async def test_the_environment_tells_where_it_was_used_in_training(hub, run_of, run_id):
+async def test_an_environment_page_lists_its_training_runs(hub, run_of, run_id):
     page = read(await hub.get("/alice/reverse-text", headers=HTML))
     words = said(page)
     assert "Training runs" in words
@@ -177,7 +177,7 @@ async def test_the_environment_tells_where_it_was_used_in_training(hub, run_of, 
     assert "Latest evaluations" not in words
 
 
-async def test_an_environment_without_training_runs_says_nothing_of_it(hub, run_of):
+async def test_an_environment_without_training_runs_has_no_training_section(hub, run_of):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     assert "Training runs" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))

@@ -85,7 +85,7 @@ async def room(hub: Any, run_of: Any) -> Room:
     return Room(hub, run_of, await hub.publish())
 
 
-async def test_it_stands_below_verified_runs_whatever_its_reward(room: Room):
+async def test_unverifiable_runs_rank_below_verified_ones(room: Room):
     for number, (reward, model) in enumerate([(1.0, "best"), (0.4, "good"), (0.9, "next"), (0.2, "low")]):
         await room.post(number, reward, model)
     for end in (too_long(), None, too_long(), None):
@@ -138,7 +138,7 @@ async def test_a_later_replay_gives_it_its_place(room: Room):
     assert room.faults() == []
 
 
-async def test_a_worker_that_dies_on_every_attempt_lowers_nothing(room: Room):
+async def test_a_worker_that_always_dies_lowers_no_level(room: Room):
     run_id = await room.post(1, 0.9, "a")
     with room.hub.database.write() as session:
         session.execute(update(Job).values(max_attempts=1))
@@ -152,7 +152,7 @@ async def test_a_worker_that_dies_on_every_attempt_lowers_nothing(room: Room):
     assert told["error"] == "the worker crashed on every attempt"
 
 
-async def test_attempts_that_failed_lower_nothing_however_many(room: Room):
+async def test_failed_attempts_lower_no_level(room: Room):
     run_id = await room.post(1, 0.9, "a")
     for _ in range(MAX_ATTEMPTS):
         room.play(RuntimeError("[Errno 5] Input/output error: '/srv/the hub/data/x.json'"))
@@ -171,7 +171,7 @@ async def test_attempts_that_failed_lower_nothing_however_many(room: Room):
         ({"method": "rescore", "same": 4, "undecided": 2, "undecided_reason": "no `board`"}, "no `board`"),
     ],
 )
-async def test_a_replay_that_proves_nothing_says_why(room: Room, found, reason):
+async def test_an_inconclusive_replay_reports_why(room: Room, found, reason):
     run_id = await room.post(1, 0.9, "a")
     room.play(report(**found))
     level, told = await room.run(run_id)
@@ -180,7 +180,7 @@ async def test_a_replay_that_proves_nothing_says_why(room: Room, found, reason):
     assert reason in told
 
 
-async def test_who_asks_for_less_or_calls_off_lowers_nothing(room: Room):
+async def test_lower_requests_and_cancellations_lower_no_level(room: Room):
     run_id = await room.post(1, 0.9, "a")
     room.play(None)
     assert (await room.run(run_id))[0] == "replayed"
@@ -191,7 +191,7 @@ async def test_who_asks_for_less_or_calls_off_lowers_nothing(room: Room):
         assert (await room.run(run_id))[0] == "replayed", "what was proven stays so"
 
 
-async def test_what_is_called_off_or_put_off_lowers_nothing(room: Room):
+async def test_canceled_and_postponed_replays_lower_no_level(room: Room):
     run_id = await room.post(1, 0.9, "a")
     (own,) = (await room.hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]
     assert room.queue.claim("w", [service.KIND])
@@ -214,5 +214,5 @@ async def test_what_is_called_off_or_put_off_lowers_nothing(room: Room):
         ("`alice/reverse-text` at https://hub:80/a/b, and/or 1 / 2", None),
     ],
 )
-def test_what_all_may_read_tells_no_paths_of_the_server(told, shown):
+def test_public_data_contains_no_server_paths(told, shown):
     assert hide_paths(told) == (shown or told)

@@ -168,7 +168,7 @@ async def test_fields_that_other_clients_send_are_tolerated(hub, wheel_spec):
     assert answer.status_code == 200, answer.text
 
 
-async def test_body_that_is_no_form(hub):
+async def test_a_body_that_is_not_a_form_is_rejected(hub):
     for headers, body, status in (
         ({"Content-Type": "application/json"}, b"{}", 415),
         ({"Content-Type": "multipart/form-data"}, b"x", 400),
@@ -181,7 +181,7 @@ async def test_body_that_is_no_form(hub):
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_many_fields_together_are_bounded(hub, wheel_spec):
+async def test_the_number_of_form_fields_is_limited(hub, wheel_spec):
     fields = {f"field{number}": "x" * MIB for number in range(5)}
     answer = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=fields)
     assert (answer.status_code, answer.json()["code"]) == (400, "bad_form")
@@ -207,7 +207,7 @@ async def test_basic_authentication_and_both_paths(hub, wheel_spec):
         ("bob", "admin", 200, None),
     ],
 )
-async def test_who_may_publish_where(hub, wheel_spec, owner, user, status, code):
+async def test_only_members_publish_under_an_owner(hub, wheel_spec, owner, user, status, code):
     answer = await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, owner=owner, user=user)
     assert answer.status_code == status
     assert answer.json().get("code") == code

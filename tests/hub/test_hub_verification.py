@@ -70,7 +70,7 @@ def play(hub: Any, found: ReplayReport, made_with: VerifiedWith | None = None) -
     assert JobWorker(queue, {service.KIND: handler}, "test").run_one()
 
 
-async def test_a_post_is_played_again_without_being_asked(hub, run):
+async def test_posted_runs_are_replayed_automatically(hub, run):
     (found,) = await listed(hub)
     assert (found["state"], found["requested_by"], found["sample"]) == ("queued", None, None)
     play(hub, report())
@@ -84,7 +84,7 @@ async def test_a_post_is_played_again_without_being_asked(hub, run):
     assert found["made_with"]["platform"]["system"] == "Linux"
 
 
-async def test_anyone_may_ask_and_gets_the_one_that_waits(hub, run):
+async def test_anyone_may_request_a_replay_and_gets_the_waiting_one(hub, run):
     play(hub, report())
     first = await ask(hub)
     assert (first.status_code, first.json()["requested_by"]) == (201, "bob")
@@ -98,7 +98,7 @@ async def test_anyone_may_ask_and_gets_the_one_that_waits(hub, run):
     assert (await ask(hub, sample=0)).status_code == 422
 
 
-async def test_one_rollout_that_differs_takes_the_level_away_and_the_board_follows(hub, run):
+async def test_one_different_rollout_removes_the_level_and_the_rank(hub, run):
     play(hub, report())
     assert (await ask(hub)).status_code == 201
     wrong = Divergence(example_id="0", index=1, difference="the reward is `0.0`, not `1.0`")
@@ -187,14 +187,14 @@ def test_a_level_comes_from_the_best_evidence(found, after):
     )
 
 
-def test_what_a_replay_takes_from_the_record_is_told():
+def test_values_that_a_replay_takes_from_the_record_are_listed():
     told = level_from(COMPLETE, [(report(**JUDGED), True)])[1]
     assert told.endswith("the same rewards; the judge's answers are taken as recorded")
     told = level_from(COMPLETE, [(report(**ANSWERED), True)])[1]
     assert told.endswith("; the answers of other models are taken as recorded")
 
 
-def test_a_smaller_request_lowers_nothing_unless_it_finds_a_difference():
+def test_a_smaller_replay_lowers_the_level_only_if_it_finds_a_difference():
     for found in (REFUSED, UNDECIDED, SOME):
         assert level_from(COMPLETE, [(report(**found), False)]) == COMPLETE
     assert level_from(COMPLETE, [(report(**ONE_OF_SOME), False)])[0] == "claimed"
@@ -205,7 +205,7 @@ def test_a_smaller_request_lowers_nothing_unless_it_finds_a_difference():
     assert level_from(COMPLETE, [(report(**ONE_DIFFERS), True), scored])[0] == "claimed"
 
 
-async def test_who_asked_calls_it_off_and_who_manages_puts_it_off(hub, run):
+async def test_requesters_cancel_and_managers_postpone_replays(hub, run):
     (mine,) = await listed(hub)
     path = f"/api/v1/verifications/{mine['id']}"
     assert (await hub.client.delete(path)).status_code == 401
@@ -231,7 +231,7 @@ async def test_a_running_verification_of_a_rival_is_put_off_once(hub, run):
     assert (await hub.get(f"/api/v1/runs/{run}")).json()["level"] == "complete"
 
 
-async def test_asking_gives_no_precedence(hub, run, run_of, make_wheel):
+async def test_requesting_a_replay_gives_no_priority(hub, run, run_of, make_wheel):
     """The hub's own verifications, and those that somebody asks for, have one queue, with turns by user."""
     sha256 = await hub.publish(make_wheel(version="0.2.0"))
     play(hub, report())
@@ -256,7 +256,7 @@ async def test_asking_gives_no_precedence(hub, run, run_of, make_wheel):
     ("seconds", "model_seconds", "limit"),
     [(0.0, 0.0, 60), (1.5, 0.0, 87), (100.0, 100.0, 60), (100.0, 90.0, 240), (1e6, 0.0, 3600)],
 )
-async def test_the_time_limit_follows_from_what_the_run_recorded(
+async def test_the_time_limit_of_a_replay_follows_from_the_recorded_time(
     hub, run_of, make_wheel, seconds, model_seconds, limit
 ):
     manifest, rollouts = run_of(await hub.publish(make_wheel()))
@@ -268,12 +268,12 @@ async def test_the_time_limit_follows_from_what_the_run_recorded(
         assert service.time_limit_of(found, hub.settings.verification_seconds) == pytest.approx(limit)
 
 
-async def test_a_user_has_only_so_many_waiting(hub, run, monkeypatch):
+async def test_the_number_of_waiting_replays_per_user_is_limited(hub, run, monkeypatch):
     monkeypatch.setattr(service, "MOST_WAITING", 2)
     assert [(await ask(hub, sample=size)).status_code for size in (1, 2, 3)] == [201, 201, 429]
 
 
-async def test_a_hub_without_verification_says_what_to_do(hub, run, monkeypatch):
+async def test_a_hub_without_verification_prints_a_hint(hub, run, monkeypatch):
     off = hub.settings.model_copy(update={"verification": "off"})
     monkeypatch.setattr(hub.client._transport.app.state, "settings", off)
     answer = await ask(hub, sample=1)
@@ -300,7 +300,7 @@ async def test_a_hub_starts_boxes_only_if_its_operator_allows_them(hub, run_of, 
     assert (await ask(hub)).status_code == 201
 
 
-async def test_what_cannot_be_played_again_is_not_taken(hub, run, run_of, make_wheel):
+async def test_unreplayable_runs_are_not_queued(hub, run, run_of, make_wheel):
     sha256 = await hub.publish(make_wheel(version="0.2.0"))
     training, _ = run_of(sha256, version="0.2.0", run_id="01JRUN0000000000000000000B", kind="training")
     assert (await hub.post_run(training, None)).status_code == 201
@@ -309,7 +309,7 @@ async def test_what_cannot_be_played_again_is_not_taken(hub, run, run_of, make_w
     assert (answer.status_code, answer.json()["code"]) == (422, "not_replayable")
 
 
-async def test_verifications_of_private_runs_are_seen_by_those_who_see_the_run(hub, run):
+async def test_verifications_of_private_runs_are_private(hub, run):
     (found,) = await listed(hub)
     path = "/api/v1/environments/alice/reverse-text/visibility"
     private = await hub.client.put(path, json={"private": True}, headers=hub.auth("alice"))
@@ -401,7 +401,7 @@ async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, 
     assert (await hub.get(f"/api/v1/runs/{run}")).json()["level"] == "replayed"
 
 
-async def test_a_sample_is_drawn_by_nothing_that_can_be_foreseen(hub, run, monkeypatch):
+async def test_samples_for_replays_are_unpredictable(hub, run, monkeypatch):
     commands: list[list[str]] = []
     play(hub, report())
 
@@ -423,7 +423,7 @@ async def test_a_sample_is_drawn_by_nothing_that_can_be_foreseen(hub, run, monke
     assert sorted(map(str, told)) == sorted(seeds), "the seed is public once the sample was looked at"
 
 
-async def test_the_page_of_an_environment_says_what_the_hub_heard_it_say(hub, run):
+async def test_the_environment_page_shows_a_recorded_rollout(hub, run):
     found = surroundings()
     found.environment.info.kind = "heard_by_the_hub"
     play(hub, report(), found)

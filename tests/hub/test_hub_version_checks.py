@@ -55,7 +55,7 @@ def swept(hub: Any) -> VersionSweep:
     return sweep
 
 
-async def test_a_published_version_is_checked_and_its_page_says_what_came_out(hub, commands):
+async def test_a_published_version_is_checked_and_its_page_shows_the_result(hub, commands):
     await hub.publish()
     assert (await hub.get(PATH)).json()["code"] == "not_checked"
     swept(hub)
@@ -84,7 +84,7 @@ async def test_a_published_version_is_checked_and_its_page_says_what_came_out(hu
     assert "Mean reward of each scripted player: correct answer 1.00, empty reply 0.00, begging 0.25" in page
 
 
-async def test_every_version_is_checked_once_also_those_of_before(hub, commands, make_wheel):
+async def test_every_version_is_checked_once_including_older_ones(hub, commands, make_wheel):
     await hub.publish()
     await hub.publish(make_wheel(version="0.2.0"))
     sweep = swept(hub)
@@ -108,7 +108,7 @@ async def test_the_hubs_own_packages_and_deleted_versions_are_not_checked(hub, c
     assert not worker(hub).run_one()
 
 
-async def test_a_check_that_cannot_run_says_why(hub, monkeypatch):
+async def test_a_check_that_cannot_run_reports_why(hub, monkeypatch):
     await hub.publish()
     swept(hub)
     monkeypatch.setattr(ClientProgram, "_answer", lambda *_: {"nothing": 1})
@@ -119,7 +119,7 @@ async def test_a_check_that_cannot_run_says_why(hub, monkeypatch):
     assert "failed: `wander check` did not return a report" in (await hub.get("/alice/reverse-text")).text
 
 
-async def test_checks_of_a_private_environment_are_for_those_who_see_it(hub, commands):
+async def test_checks_of_a_private_environment_are_private(hub, commands):
     await hub.publish()
     swept(hub)
     worker(hub).run_one()
@@ -188,7 +188,7 @@ async def test_a_proof_of_learning_is_made_once_and_its_page_draws_the_curve(hub
     assert "secret" not in page
 
 
-async def test_a_changed_report_of_learning_is_refused_and_missing_packages_are_named(hub, monkeypatch):
+async def test_a_changed_learning_report_is_rejected_and_missing_packages_are_named(hub, monkeypatch):
     stated = {**learned(0.58).model_dump(mode="json", by_alias=True), "digest": "0" * 64}
     missing = {"error": {"code": "missing_extra", "message": "it needs packages", "hint": "run `pip`"}}
     answers = [{"data": {**ANSWER, "learning": stated}}, missing]

@@ -82,7 +82,7 @@ def ending_of(database: Database, job_id: int) -> tuple[str, int]:
         return job.state, job.attempt
 
 
-def test_what_it_cannot_work_with_is_refused_with_a_hint(tmp_path, monkeypatch, typed):
+def test_unusable_worker_settings_are_rejected_with_a_hint(tmp_path, monkeypatch, typed):
     monkeypatch.setenv("WANDER_HUB_VERIFICATION", "unconfined")
     monkeypatch.setenv("WANDER_HUB", "http://another-hub-that-somebody-logged-in-to")
     for folder, words in (
@@ -105,7 +105,7 @@ def test_an_address_for_its_health_that_is_none_is_refused(tmp_path):
 
 
 @pytest.mark.full
-def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgres, tmp_path):
+def test_a_worker_waits_for_the_schema_and_reports_its_health(postgres, tmp_path):
     with postgres.database(migrated=False) as url:
         given = {"WANDER_HUB_DATABASE_URL": url}
         settings = Settings(data=tmp_path, database_url=url)
@@ -127,7 +127,7 @@ def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgre
 
 
 @pytest.mark.full
-def test_it_ends_while_it_waits_and_ctrl_c_has_a_status_of_its_own(postgres, tmp_path):
+def test_a_waiting_worker_stops_and_ctrl_c_has_its_own_status(postgres, tmp_path):
     with (
         postgres.database(migrated=False) as url,
         working("--data", str(tmp_path), WANDER_HUB_DATABASE_URL=url) as worker,

@@ -90,7 +90,7 @@ def several(tmp_path) -> Iterator[Several]:
 
 
 @pytest.mark.full
-def test_they_share_one_folder_see_changes_at_once_and_replace_one_that_dies(several, make_wheel, tmp_path):
+def test_server_processes_share_changes_and_replace_dead_ones(several, make_wheel, tmp_path):
     token = ("__token__", make_token(several.data))
     path = "/admin/simple/reverse-text/"
     for version in ("0.1.0", "0.2.0"):
@@ -127,7 +127,7 @@ def test_they_share_one_folder_see_changes_at_once_and_replace_one_that_dies(sev
 
 
 @pytest.mark.full
-def test_none_outlives_the_one_that_started_them(several):
+def test_server_processes_exit_with_their_parent(several):
     children = several.children()
     several.process.kill()
     several.process.wait()

@@ -39,9 +39,7 @@ async def found(hub: Any, query: str, headers: dict[str, str]) -> list[str]:
     return [f"{one['owner']}/{one['name']}" for one in listed]
 
 
-async def test_whoever_is_signed_in_reads_and_posts_and_a_token_for_a_part_does_not(
-    internal, make_wheel, run_of
-):
+async def test_signed_in_users_read_and_post_to_internal_environments(internal, make_wheel, run_of):
     hub = internal
     await hub.publish(make_wheel(name="mine"), owner="bob")
     bob, part = hub.auth("bob"), await limited_token(hub, "bob", "bob/mine")
@@ -74,7 +72,7 @@ async def test_whoever_is_signed_in_reads_and_posts_and_a_token_for_a_part_does_
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-async def test_search_follows_each_change_of_who_may_see(internal):
+async def test_search_follows_changes_of_visibility(internal):
     hub, part = internal, await limited_token(internal, "bob", "bob")
     callers = {"stranger": {}, "part": part, "bob": hub.auth("bob"), "alice": hub.auth()}
     everybody = set(callers)
@@ -109,7 +107,7 @@ async def test_a_fork_is_seen_by_no_more_than_its_parent(internal):
     assert (refused.status_code, refused.json()["code"]) == (403, "parent_private")
 
 
-async def test_what_an_owner_s_new_environments_are(hub, make_wheel):
+async def test_the_visibility_of_new_environments_is_a_setting_of_the_owner(hub, make_wheel):
     settings = {"private_by_default": True, "internal_by_default": True}
     path = "/api/v1/owners/alice/settings"
     assert (await hub.client.put(path, json=settings, headers=hub.auth())).json() == settings

@@ -61,7 +61,7 @@ async def test_nobody_learns_whether_there_is_such_a_user(hub):
     assert (unknown.status_code, unknown.json()["code"]) == (404, "user_not_found"), "administrators know"
 
 
-async def test_an_invitation_is_accepted_or_declined_by_whom_it_is_for(hub):
+async def test_only_the_invited_user_answers_an_invitation(hub):
     await invite(hub, "BOB")
     assert await roles(hub) == {"alice": "owner", "bob": "invited maintainer"}
     assert (await ask(hub, "GET", "/whoami", "bob")).json()["owners"] == ["bob"], "not yet"
@@ -102,7 +102,7 @@ async def test_an_invitation_is_accepted_or_declined_by_whom_it_is_for(hub):
     ]
 
 
-async def test_it_ends_by_time_by_its_author_s_role_and_with_its_people(hub, make_wheel):
+async def test_invitations_end_with_time_roles_and_users(hub, make_wheel):
     await hub.publish(make_wheel())
     one = "/environments/alice/reverse-text/members"
     with hub.database.write() as session:
@@ -160,7 +160,7 @@ async def test_a_role_is_never_lost_by_accepting(hub):
 
 
 @pytest.mark.parametrize(("change", "left"), [({"role": "reader"}, "reader"), (None, None)])
-async def test_who_changes_or_removes_a_member_withdraws_what_the_member_was_invited_to(hub, change, left):
+async def test_changing_a_member_withdraws_pending_invitations(hub, change, left):
     await invite(hub, "bob", "owner")
     with hub.database.write() as session:
         service.add_member(session, "alice", accounts.user_named(session, "bob"), "maintainer")
@@ -170,7 +170,7 @@ async def test_who_changes_or_removes_a_member_withdraws_what_the_member_was_inv
     assert (await roles(hub)).get("bob") == left
 
 
-async def test_a_token_for_one_environment_leaves_no_other(hub, make_wheel):
+async def test_a_restricted_token_cannot_leave_other_environments(hub, make_wheel):
     with hub.database.write() as session:
         bob = accounts.user_named(session, "bob")
     for name in ("mine", "other"):
@@ -191,7 +191,7 @@ async def test_a_token_for_one_environment_leaves_no_other(hub, make_wheel):
 
 
 @pytest.mark.parametrize("other", ["accept", "withdraw", "remove"])
-async def test_of_two_at_once_one_is_too_late(hub, other):
+async def test_one_of_two_simultaneous_changes_fails(hub, other):
     await invite(hub, "bob")
     (mine,) = await waiting_for(hub, "bob")
     alice, bob = (authenticate(hub.database, hub.tokens[one]) for one in ("alice", "bob"))
@@ -228,7 +228,7 @@ async def test_of_two_at_once_one_is_too_late(hub, other):
         assert refused in ([], ["invitation_not_found"])
 
 
-async def test_two_owners_who_leave_at_once_leave_one(hub):
+async def test_one_of_two_owners_who_leave_simultaneously_stays(hub):
     with hub.database.write() as session:
         service.add_member(session, "alice", accounts.user_named(session, "bob"), "owner")
     callers = [authenticate(hub.database, hub.tokens[one]) for one in ("alice", "bob")]

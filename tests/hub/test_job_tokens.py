@@ -62,7 +62,7 @@ def lent(hub, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-async def test_it_reads_its_environment_and_what_everybody_reads(hub, make_wheel, lent):
+async def test_a_job_token_reads_its_environment_and_public_data(hub, make_wheel, lent):
     await publish(hub, make_wheel(), "alice")
     await publish(hub, make_wheel(name="other-one"), "alice")
     await publish(hub, make_wheel(name="inner"), "alice", "internal")
@@ -78,14 +78,14 @@ async def test_it_reads_its_environment_and_what_everybody_reads(hub, make_wheel
         assert refused.status_code in (401, 403, 404), "and the token is gone with its job"
 
 
-async def test_it_ends_with_the_job(hub, make_wheel, lent):
+async def test_a_job_token_expires_with_its_job(hub, make_wheel, lent):
     await publish(hub, make_wheel(), "alice")
     lent("alice", "reverse-text")
     with hub.database.read() as session:
         assert list(session.scalars(select(Token).where(Token.name.startswith(JOB_TOKEN)))) == []
 
 
-async def test_it_reads_what_the_version_requires_of_its_owner(hub, make_wheel, lent):
+async def test_a_job_token_reads_required_packages_of_the_owner(hub, make_wheel, lent):
     await publish(hub, make_wheel(name="Tools-Of-Alice".lower()), "alice")
     await publish(hub, make_wheel(name="bobs"), "bob")
     await publish(hub, make_wheel(requires_dist=("wander-sdk", "Tools_of.Alice>=0.1")), "alice")
@@ -93,7 +93,7 @@ async def test_it_reads_what_the_version_requires_of_its_owner(hub, make_wheel, 
     assert seen == {"alice/reverse-text", "alice/tools-of-alice"}
 
 
-async def test_a_requirement_opens_nothing_of_others(hub, make_wheel, lent):
+async def test_a_requirement_gives_no_access_to_other_owners(hub, make_wheel, lent):
     await publish(hub, make_wheel(name="bobs"), "bob")
     await publish(hub, make_wheel(name="secret-env"), "alice")
     await publish(hub, make_wheel(requires_dist=("wander-sdk", "bobs")), "alice")
@@ -162,7 +162,7 @@ HIDDEN = [
 ]
 
 
-async def test_it_reads_one_version_and_nothing_after_the_job(hub, two_versions):
+async def test_a_job_token_reads_one_version_until_the_job_ends(hub, two_versions):
     for path in (*READABLE, *HIDDEN):
         if "pylock" not in path:
             assert (await hub.get(path, headers=hub.auth("admin"))).status_code == 200, path
@@ -179,7 +179,7 @@ async def test_it_reads_one_version_and_nothing_after_the_job(hub, two_versions)
         assert (await hub.get(path, headers=token)).status_code == 401, path
 
 
-async def test_no_route_shows_it_the_other_version(hub, two_versions):
+async def test_no_route_shows_a_job_token_another_version(hub, two_versions):
     """Every route that reads something, with what it takes about the other version."""
     values = {
         **{"owner": "alice", "name": "reverse-text", "project": "reverse-text", "version": "0.2.0"},
@@ -199,7 +199,7 @@ async def test_no_route_shows_it_the_other_version(hub, two_versions):
 
 
 @pytest.mark.parametrize("state", ["done", "failed", "canceled", "queued"])
-async def test_it_is_refused_when_the_job_is_not_running(hub, two_versions, state: str):
+async def test_a_job_token_is_rejected_when_its_job_is_not_running(hub, two_versions, state: str):
     with running(hub) as (secret, job_id):
         token = {"Authorization": f"Bearer {secret}"}
         assert (await hub.get(READABLE[0], headers=token)).status_code == 200
@@ -209,7 +209,7 @@ async def test_it_is_refused_when_the_job_is_not_running(hub, two_versions, stat
             assert (await hub.get(path, headers=token)).status_code == 401, path
 
 
-async def test_it_changes_nothing(hub, two_versions, make_wheel):
+async def test_a_job_token_cannot_change_anything(hub, two_versions, make_wheel):
     with running(hub) as (secret, _):
         token = {"Authorization": f"Bearer {secret}"}
         for method, path in (

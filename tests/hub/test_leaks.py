@@ -8,7 +8,7 @@ from wander_hub.rights.tokens import make_token
 from wander_hub.security import new_token
 
 
-async def test_a_reported_token_ends_and_nobody_is_told_that_it_was_one(hub):
+async def test_a_reported_token_is_revoked_without_revealing_its_validity(hub):
     with hub.database.write() as session:
         alice = accounts.user_named(session, "alice")
         owner = accounts.owner_named(session, "alice")

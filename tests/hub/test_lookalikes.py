@@ -34,13 +34,13 @@ APART = [
 
 
 @pytest.mark.parametrize("names", ALIKE, ids=" and ".join)
-def test_names_that_look_alike_have_one_skeleton(names: tuple[str, str]) -> None:
+def test_similar_names_have_one_skeleton(names: tuple[str, str]) -> None:
     one, other = map(skeleton, names)
     assert (one == other) is (names != ("o1|l", "O1ll")), "case is not a likeness"
 
 
 @pytest.mark.parametrize("names", APART, ids=" and ".join)
-def test_names_that_do_not_look_alike_have_two(names: tuple[str, str]) -> None:
+def test_different_names_have_different_skeletons(names: tuple[str, str]) -> None:
     assert skeleton(names[0]) != skeleton(names[1])
 
 
@@ -50,14 +50,14 @@ def test_a_skeleton_looks_like_itself(name: str) -> None:
 
 
 @given(st.text(string.printable, max_size=12))
-def test_no_letter_of_ascii_is_odd(name: str) -> None:
+def test_ascii_letters_are_not_suspicious(name: str) -> None:
     assert find_odd_letter(name) is None
 
 
 @pytest.mark.parametrize(
     "name", ["通义千问", "零一万物 Yi-34B", "ひらがな", "한국어", "ไทย", "Жди", "統一-7B", "हिन्दी"]
 )
-def test_other_scripts_are_no_disguise(name: str) -> None:
+def test_names_in_other_scripts_are_not_suspicious(name: str) -> None:
     assert find_odd_letter(name) is None
 
 
@@ -74,7 +74,7 @@ async def post(hub: Any, run_of: Any, sha256: str, number: int, model: str, user
     return str(manifest["run_id"])
 
 
-async def test_names_that_look_alike_are_marked_wherever_runs_are_listed(hub: Any, run_of: Any) -> None:
+async def test_similar_names_are_marked_in_all_lists(hub: Any, run_of: Any) -> None:
     sha256 = await hub.publish()
     names = ["gpt-5.1", "gpt-5.l", "GPT-40", "GPT-4O", "gemma-3", "gernma-3", "gpt-一-5", "alone"]
     for number, name in enumerate(names):

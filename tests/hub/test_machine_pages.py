@@ -30,7 +30,7 @@ async def test_a_badge_shows_the_best_result(hub, make_wheel, run_of):
     assert "badge.svg)](http://hub.test/alice/reverse-text)" in page
 
 
-async def test_machines_find_what_is_public(hub, make_wheel):
+async def test_public_pages_are_in_the_sitemap(hub, make_wheel):
     await hub.publish(make_wheel(summary=HOSTILE))
     spec = make_wheel(name="secret", files={"secret.py": b"def load_environment(): ...\n"})
     answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
@@ -71,7 +71,7 @@ async def test_a_page_describes_itself_in_words_that_cannot_act(hub, make_wheel,
     assert '<meta property="og:title" content="alice/reverse-text 0.1.0 · Wander">' in page
 
 
-async def test_an_environment_says_who_uses_it(hub, make_wheel, run_of):
+async def test_an_environment_page_lists_its_users(hub, make_wheel, run_of):
     sha256 = await hub.publish(make_wheel())
     manifest, rollouts = run_of(sha256, model="<b>tiny</b>")
     assert (await hub.post_run(manifest, rollouts)).status_code == 201

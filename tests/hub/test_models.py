@@ -31,7 +31,7 @@ def kept(hub) -> list[str]:
     return [one.sha256 for one in hub.client._transport.app.state.storage.objects() if one.sha256]
 
 
-async def test_a_pushed_model_is_what_its_files_say(hub):
+async def test_a_pushed_model_is_described_by_its_files(hub):
     answer = await push(hub)
     assert answer.status_code == 201, answer.text
     made = answer.json()
@@ -72,7 +72,7 @@ async def test_the_same_files_are_the_same_revision_and_others_a_new_one(hub):
     assert model["latest"] == revision_of(digests(later))
 
 
-async def test_two_pushes_at_once_are_one_revision(hub):
+async def test_simultaneous_equal_pushes_are_one_revision(hub):
     member = "/api/v1/owners/alice/members/bob"
     assert (
         await hub.client.put(member, headers=hub.auth("admin"), json={"role": "owner"})
@@ -99,7 +99,7 @@ async def test_a_push_that_another_overtakes_gives_the_same_revision(hub, monkey
     assert (overtaken[0][0].revision, overtaken[0][1]) == (REVISION, True)
 
 
-async def test_what_is_no_checkpoint_is_refused(hub):
+async def test_files_that_are_not_a_checkpoint_are_rejected(hub):
     for files, told in (
         (checkpoint(model_safetensors=weights()[:-1]), "is truncated"),
         (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
@@ -114,7 +114,7 @@ async def test_what_is_no_checkpoint_is_refused(hub):
         assert kept(hub) == []
 
 
-async def test_bytes_other_than_announced_are_refused(hub):
+async def test_files_that_differ_from_the_announcement_are_rejected(hub):
     upload = await StagedUpload.begin_model(hub.client, hub.auth(), FILES)
     await upload.send_all()
     await upload.send("model.safetensors", weights("other"))
@@ -222,7 +222,7 @@ async def test_rows_and_runs_link_to_the_weights_that_they_name_and_to_no_other(
     assert json.loads(links.text)["trained_by"] == []
 
 
-async def test_models_are_listed_with_what_was_posted_of_them(hub, run_of, monkeypatch):
+async def test_models_are_listed_with_their_runs(hub, run_of, monkeypatch):
     monkeypatch.setattr(routes, "_PER_PAGE", 5)
     digest = (await push(hub)).json()["weights_sha256"]
     sha256, html = await hub.publish(), {"Accept": "text/html"}

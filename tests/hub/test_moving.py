@@ -197,9 +197,7 @@ async def test_to_postgresql_and_a_bucket_and_back(hub, run_of, make_wheel, tmp_
         assert {one for one in before if before[one] != after[one]} == set()
 
 
-async def test_names_that_are_taken_are_told_and_nothing_is_written(
-    hub, run_of, make_wheel, tmp_path, request
-):
+async def test_existing_names_are_reported_before_an_import(hub, run_of, make_wheel, tmp_path, request):
     await fill(hub, run_of, make_wheel)
     path, mine = tmp_path / "alice.tar", tmp_path / "mine"
     with hub.database.write() as session:
@@ -233,7 +231,7 @@ async def test_names_that_are_taken_are_told_and_nothing_is_written(
             export(other.database, other.storage, path, origin=ORIGIN, owner="nobody")
 
 
-def test_an_export_that_ends_while_another_begins_is_left_alone(tmp_path, monkeypatch):
+def test_a_concurrent_export_is_not_removed(tmp_path, monkeypatch):
     path, part, locked = tmp_path / "hub.tar", tmp_path / ".hub.tar.part", archive.fcntl.flock
 
     def finish_meanwhile(descriptor, operation):
@@ -390,7 +388,7 @@ async def test_a_spoiled_archive_changes_nothing(hub, run_of, tmp_path, request,
             bring(other, good)
 
 
-async def test_an_import_that_dies_goes_on(hub, run_of, make_wheel, tmp_path, request, monkeypatch):
+async def test_a_killed_import_resumes(hub, run_of, make_wheel, tmp_path, request, monkeypatch):
     await fill(hub, run_of, make_wheel)
     before, path = await pages(hub), tmp_path / "hub.tar"
     await written(hub, path)

@@ -79,7 +79,7 @@ async def test_metrics_are_for_administrators_and_name_nobody(hub, run_of):
     assert not [one for one in found if {"BREW", "alice", "nobody"} & set("/".join(one).split("/"))]
 
 
-async def test_spans_continue_the_trace_of_who_asks_and_name_the_route_alone(hub, monkeypatch):
+async def test_spans_continue_the_trace_and_contain_only_the_route(hub, monkeypatch):
     kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     monkeypatch.setattr(metrics, "_tracer", lambda: provider.get_tracer("test"))
@@ -111,7 +111,7 @@ def test_a_line_of_the_json_log_is_one_object_without_secrets():
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_the_doctor_says_what_works_and_what_does_not(hub, style, monkeypatch):
+def test_the_doctor_reports_working_and_failing_parts(hub, style, monkeypatch):
     given = ["doctor", "--data", str(hub.settings.data)] + ["--json"] * (style == "json")
     if hub.database.engine.dialect.name == "postgresql":
         monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
@@ -140,9 +140,7 @@ def test_the_doctor_says_what_works_and_what_does_not(hub, style, monkeypatch):
 @pytest.mark.parametrize(
     ("stated", "state"), [("203.0.113.7", "warning"), ("10.0.0.2", "ok"), (None, "ok")], ids=str
 )
-def test_the_doctor_compares_the_visitor_that_the_proxy_names_with_the_one_that_the_hub_sees(
-    hub, stated, state, monkeypatch
-):
+def test_the_doctor_compares_the_forwarded_address_with_the_peer(hub, stated, state, monkeypatch):
     seen = {"scheme": "https", "address": "10.0.0.2", "forwarded_for": stated}
     answer = httpx.Response(200, json=seen, request=httpx.Request("GET", "https://hub.test/live"))
     monkeypatch.setattr(httpx, "get", lambda *given, **options: answer)
@@ -166,7 +164,7 @@ def test_the_doctor_starts_a_box_if_the_hub_may(hub, boxes, state, said):
     assert (found.state, said in found.told) == (state, True), found
 
 
-async def test_an_administrator_is_told_over_the_api(hub):
+async def test_administrators_get_the_doctor_report_over_the_api(hub):
     state = hub.client._transport.app.state
     state.settings = state.settings.model_copy(
         update={"database_url": hub.database.url, "verification": "off"}
@@ -179,7 +177,7 @@ async def test_an_administrator_is_told_over_the_api(hub):
     assert not (await hub.get("/api/v1/doctor", headers=hub.auth("admin"))).json()["well"]
 
 
-async def test_a_data_folder_that_was_never_made_is_where_its_first_parent_is(tmp_path):
+async def test_free_space_of_a_missing_data_folder_is_that_of_its_parent(tmp_path):
     assert free_bytes(Settings(data=tmp_path / "not" / "yet" / "made")) > 0
 
 

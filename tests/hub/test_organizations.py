@@ -19,7 +19,7 @@ async def ask(hub, method: str, path: str, who: str = "alice", **options):
     return await hub.client.request(method, f"/api/v1{path}", headers=hub.auth(who), **options)
 
 
-async def test_whoever_makes_one_is_its_first_owner(hub, make_wheel):
+async def test_the_creator_of_an_organization_is_its_first_owner(hub, make_wheel):
     made = await ask(hub, "POST", "/owners", json={"name": "Lab"})
     assert (made.status_code, made.json()["name"], made.json()["role"]) == (201, "lab", "owner")
     found = (await ask(hub, "GET", "/owners")).json()["data"]
@@ -36,7 +36,7 @@ async def test_whoever_makes_one_is_its_first_owner(hub, make_wheel):
         service.add_user(session, "lab")
 
 
-def test_a_user_owns_so_many_and_no_more(hub):
+def test_the_number_of_organizations_per_user_is_limited(hub):
     few = hub.settings.model_copy(update={"max_organizations": 2})
     alice, admin = (authenticate(hub.database, hub.tokens[one]) for one in ("alice", "admin"))
     barrier, refused = threading.Barrier(4), []
@@ -61,7 +61,7 @@ def test_a_user_owns_so_many_and_no_more(hub):
         assert organizations.make_organization(session, admin, closed, "mine").name == "mine"
 
 
-async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypatch):
+async def test_operators_create_fill_and_remove_organizations(hub, make_wheel, monkeypatch):
     monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
     monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
 
@@ -94,7 +94,7 @@ async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypa
         assert accounts.owner_named(session, "lab") is not None
 
 
-async def test_its_owner_removes_one_over_the_api(hub):
+async def test_owners_remove_organizations_over_the_api(hub):
     for name in ("alpha", "beta", "gamma"):
         await ask(hub, "POST", "/owners", json={"name": name})
     assert (await ask(hub, "DELETE", "/organizations/beta", "bob")).status_code == 403

@@ -9,7 +9,7 @@ from postgres_server import postgres_server
 
 
 @pytest.mark.full
-def test_a_database_that_ends_costs_a_line_for_each_request_and_no_traceback(tmp_path):
+def test_a_lost_database_logs_one_line_per_request(tmp_path):
     with postgres_server() as server:
         server.create("hub_lost")
         with live_hub(tmp_path / "hub", WANDER_HUB_DATABASE_URL=server.url("hub_lost")) as hub:

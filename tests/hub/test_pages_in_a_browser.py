@@ -204,7 +204,7 @@ async def test_the_rows_of_a_run_stay_while_the_others_are_loaded(hub, run_of):
         await asyncio.to_thread(wait_for_rows, door.url)
 
 
-async def test_people_do_on_pages_what_they_came_for(hub, run_of):
+async def test_the_main_tasks_work_on_pages(hub, run_of):
     give_password(hub, "admin", "alice", "bob")
     manifest, rollouts = run_of(await hub.publish(), reward=0.5, model=ACTS)
     assert (await hub.post_run(manifest, rollouts)).status_code == 201

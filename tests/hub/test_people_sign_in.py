@@ -44,7 +44,7 @@ async def test_a_private_page_is_read_after_signing_in(alice, make_wheel):
         assert (await client.get("/api/v1/whoami")).status_code == 401
 
 
-async def test_the_cookie_is_for_this_hub_over_https_and_no_script(alice):
+async def test_the_session_cookie_is_secure_and_http_only(alice):
     async with browser(alice, "https://hub.test") as client:
         first = await form(client, "/login", name="alice", password=PASSWORD)
         parts = set(first.headers["set-cookie"].split("; "))
@@ -74,7 +74,7 @@ async def test_the_cookie_is_for_this_hub_over_https_and_no_script(alice):
     ],
     ids=str,
 )
-async def test_no_other_page_changes_anything(alice, headers):
+async def test_forms_of_other_sites_change_nothing(alice, headers):
     async with browser(alice) as client:
         await form(client, "/login", name="alice", password=PASSWORD)
         for method, path in (
@@ -111,7 +111,7 @@ async def test_no_other_page_changes_anything(alice, headers):
         *("/\r\nSet-Cookie: a=b", "/ü", "/a b"),
     ],
 )
-async def test_the_way_on_is_within_the_hub(alice, wanted):
+async def test_sign_in_redirects_only_within_the_hub(alice, wanted):
     assert local_path(wanted) == "/"
     async with browser(alice) as client:
         answer = await form(client, "/login", name="alice", password=PASSWORD, next=wanted)
@@ -119,12 +119,12 @@ async def test_the_way_on_is_within_the_hub(alice, wanted):
         assert len(answer.headers.get_list("set-cookie")) == 1
 
 
-def test_a_way_within_the_hub_is_kept():
+def test_a_redirect_within_the_hub_is_kept():
     for path in ("/", "/alice/x?version=1%2B2#top", "/runs/01A/rollouts/3"):
         assert local_path(path) == path
 
 
-async def test_what_is_wrong_is_not_told(alice, monkeypatch):
+async def test_sign_in_errors_reveal_nothing(alice, monkeypatch):
     computed = []
     verify = passwords.verify_password
     monkeypatch.setattr(passwords, "verify_password", lambda *given: computed.append(1) or verify(*given))
@@ -137,7 +137,7 @@ async def test_what_is_wrong_is_not_told(alice, monkeypatch):
     assert len(computed) == 4, "as long for who does not exist, or has no password"
 
 
-async def test_guessing_gets_slower_and_locks_nobody_else_out(alice):
+async def test_guessing_passwords_is_limited_without_locking_others_out(alice):
     async with browser(alice) as client, browser(alice, address="192.0.2.9") as elsewhere:
         tries = [form(client, "/login", name="alice", password=f"guess {number}") for number in range(12)]
         statuses = [one.status_code for one in await asyncio.gather(*tries)]
@@ -157,7 +157,7 @@ async def test_guessing_gets_slower_and_locks_nobody_else_out(alice):
         assert (await form(client, "/login", name="alice", password="x")).status_code == 401
 
 
-async def test_failures_are_forgotten_by_and_by_and_who_is_refused_adds_nothing(alice):
+async def test_failed_logins_expire_and_rejected_ones_do_not_count(alice):
     def rows() -> list[int]:
         with alice.database.read() as session:
             return sorted(one.failures for one in session.scalars(select(SignInAttempts)))
@@ -232,11 +232,11 @@ async def test_a_weak_password_of_old_is_hashed_again(alice, monkeypatch):
 
 
 @pytest.mark.parametrize("password", ["short", "password1234", "alicewander", "qwertyuiop12", "x" * 201])
-def test_passwords_that_are_guessed_first_are_refused(password):
+def test_common_passwords_are_rejected(password):
     assert passwords._fault(password, "alice") is not None
 
 
-def test_what_is_kept_is_argon2id(alice):
+def test_passwords_are_stored_as_argon2id(alice):
     with alice.database.read() as session:
         kept = accounts.user_named(session, "alice").password_hash
     assert kept.startswith("$argon2id$")
@@ -316,7 +316,7 @@ async def test_behind_a_proxy_the_public_address_decides(alice):
         assert wrong.status_code == 403
 
 
-async def test_a_form_that_is_too_long_is_refused(hub):
+async def test_a_too_long_form_is_rejected(hub):
     async with browser(hub) as client:
         answer = await form(client, "/login", name="x" * 20_000, password="x")
         assert answer.status_code == 413

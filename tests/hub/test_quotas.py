@@ -34,7 +34,7 @@ def objects_of(hub) -> dict[str, int]:
 
 
 @BOTH
-async def test_no_more_come_in_at_once_than_there_is_room_for(hub, make_wheel, run_of):
+async def test_simultaneous_uploads_respect_the_quota(hub, make_wheel, run_of):
     wheel = await hub.publish()
     await limit(hub, versions=3, runs=2)
 
@@ -58,7 +58,7 @@ async def test_no_more_come_in_at_once_than_there_is_room_for(hub, make_wheel, r
 
 
 @BOTH
-async def test_what_is_used_is_what_lies_in_the_store(hub, make_wheel, run_of):
+async def test_the_used_quota_equals_the_stored_bytes(hub, make_wheel, run_of):
     wheel = await hub.publish()
     await hub.publish(make_wheel(name="other", files={"other.py": b"x = 1\n"}))
     model = checkpoint()
@@ -86,7 +86,7 @@ async def test_what_is_used_is_what_lies_in_the_store(hub, make_wheel, run_of):
     }  # fmt: skip
 
 
-async def test_who_has_no_room_is_told_before_anything_is_sent(hub, make_wheel, run_of):
+async def test_an_exhausted_quota_is_reported_before_the_upload(hub, make_wheel, run_of):
     wheel = await hub.publish()
     spec = make_wheel(version="0.2.0")
     files = {spec.wheel_name: spec.build()}
@@ -111,7 +111,7 @@ async def test_who_has_no_room_is_told_before_anything_is_sent(hub, make_wheel, 
     assert (await hub.upload(spec.build(), spec.wheel_name)).status_code == 200
 
 
-async def test_what_was_begun_before_the_limit_is_refused_at_its_end(hub, make_wheel):
+async def test_an_upload_started_before_the_limit_is_rejected_at_its_end(hub, make_wheel):
     spec = make_wheel()
     files = {spec.wheel_name: spec.build()}
     upload = await StagedUpload.begin(hub.client, hub.auth(), files, name="reverse-text", version="0.1.0")
@@ -126,7 +126,7 @@ async def test_what_was_begun_before_the_limit_is_refused_at_its_end(hub, make_w
     assert [(await one.finalize()).status_code for one in (upload, model)] == [201, 201]
 
 
-async def test_what_is_handed_over_or_forked_counts_to_its_new_owner(hub, make_wheel):
+async def test_transfers_and_forks_count_toward_the_quota_of_the_new_owner(hub, make_wheel):
     await hub.publish()
     await hub.client.put(
         "/api/v1/owners/bob/members/alice", json={"role": "owner"}, headers=hub.auth("admin")
@@ -148,7 +148,7 @@ async def test_what_is_handed_over_or_forked_counts_to_its_new_owner(hub, make_w
     assert (await hub.client.post(path, json=renamed, headers=hub.auth())).status_code == 200
 
 
-async def test_settings_are_for_all_and_administrators_say_who_differs(hub, monkeypatch):
+async def test_administrators_can_set_quotas_for_owners(hub, monkeypatch):
     for name, value in (("STORED_BYTES", "10MiB"), ("RUNS", "5")):
         monkeypatch.setenv(f"WANDER_HUB_QUOTA_{name}", value)
     app = hub.client._transport.app
@@ -172,7 +172,7 @@ async def test_settings_are_for_all_and_administrators_say_who_differs(hub, monk
     ]
 
 
-def test_the_command_says_how_much_owners_may_have(hub, monkeypatch):
+def test_the_command_shows_quotas(hub, monkeypatch):
     monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
     monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
 

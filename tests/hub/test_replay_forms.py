@@ -20,7 +20,7 @@ async def run(hub: Any, run_of: Any) -> str:
     return RUN
 
 
-async def test_who_may_asks_for_a_replay_on_the_page_and_calls_it_off(hub, run):
+async def test_a_replay_is_requested_and_canceled_on_the_page(hub, run):
     give_password(hub, "bob")
     anybody = (await hub.get(f"/runs/{run}", headers=HTML)).text
     assert "Reload this page" in anybody

@@ -30,7 +30,7 @@ async def statuses(client: httpx.AsyncClient, count: int, path: str = "/live", *
     return Counter(one.status_code for one in answers)
 
 
-async def test_a_limit_holds_under_parallel_requests_and_says_when_to_come_back(hub, still):
+async def test_a_rate_limit_holds_in_parallel_and_sends_retry_after(hub, still):
     client = of(hub, reads_per_minute=20)
     assert await statuses(client, 50) == {200: 20, 429: 30}
     answer = await client.get("/live")
@@ -71,7 +71,7 @@ async def test_tokens_addresses_and_kinds_of_requests_have_budgets_of_their_own(
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-async def test_processes_of_a_hub_let_pass_together_what_one_alone_would(hub, still):
+async def test_processes_of_a_hub_share_rate_limits(hub, still):
     one, other = of(hub, reads_per_minute=20), of(hub, reads_per_minute=20)
     kept = [client._transport.app.state.limits for client in (one, other)]
 
@@ -92,7 +92,7 @@ async def test_processes_of_a_hub_let_pass_together_what_one_alone_would(hub, st
     assert await statuses(of(hub, "192.0.2.2", app=one._transport.app), 20) == {200: 20}
 
 
-async def test_what_was_spent_in_another_minute_is_over_for_all(hub, monkeypatch):
+async def test_requests_of_earlier_minutes_do_not_count(hub, monkeypatch):
     one, other = of(hub, reads_per_minute=20), of(hub, reads_per_minute=20)
     clock = [59.0]
     monkeypatch.setattr(limits.time, "time", lambda: clock[0])
@@ -104,7 +104,7 @@ async def test_what_was_spent_in_another_minute_is_over_for_all(hub, monkeypatch
         assert await statuses(other, 1) == {429: 1}
 
 
-def test_what_is_heard_once_its_minute_is_over_takes_nothing_from_the_next(monkeypatch):
+def test_late_counts_do_not_affect_the_next_minute(monkeypatch):
     clock = [59.0]
     monkeypatch.setattr(limits.time, "time", lambda: clock[0])
     budget = limits.RequestBudget("reads", 20)
@@ -116,7 +116,7 @@ def test_what_is_heard_once_its_minute_is_over_takes_nothing_from_the_next(monke
     assert budget.unshared() == {"one": 5}
 
 
-async def test_who_tries_tokens_is_stopped_and_others_are_not(hub, still):
+async def test_guessing_tokens_is_limited_without_affecting_others(hub, still):
     client = of(hub, "2001:db8::1", failures_per_minute=3)
     neighbor = of(hub, "2001:db8::2", app=client._transport.app)
     elsewhere = of(hub, "2001:db8:0:1::1", app=client._transport.app)
@@ -129,7 +129,7 @@ async def test_who_tries_tokens_is_stopped_and_others_are_not(hub, still):
     assert await statuses(client, 5) == {200: 5}, "without a token nothing is tried"
 
 
-async def test_made_up_tokens_do_not_help_where_nobody_asks_for_one(hub, still):
+async def test_invented_tokens_do_not_help_on_public_routes(hub, still):
     client = of(hub, writes_per_minute=10)
     said = Counter[int]()
     for number in range(12):
@@ -156,7 +156,7 @@ async def test_an_installation_of_a_thousand_packages_meets_no_limit(hub):
 
 
 @pytest.mark.parametrize("path", ["/live", "/robots.txt", "/docs"])
-async def test_made_up_tokens_do_not_escape_the_budget_of_reads(hub, still, path):
+async def test_invented_tokens_count_toward_the_read_limit(hub, still, path):
     client = of(hub, reads_per_minute=10)
     made_up = [{"Authorization": f"Bearer {number}"} for number in range(12)]
     given = [(await client.get(path, headers=one)).status_code for one in made_up]
@@ -164,7 +164,7 @@ async def test_made_up_tokens_do_not_escape_the_budget_of_reads(hub, still, path
     assert (await client.get("/live")).status_code == 200, "who sends none has a budget of their own"
 
 
-async def test_a_known_token_is_not_kept_out_by_made_up_ones(hub, still):
+async def test_invented_tokens_do_not_block_a_valid_one(hub, still):
     client = of(hub, reads_per_minute=10)
     assert (await client.get("/api/v1/whoami", headers=hub.auth())).status_code == 200
     for number in range(12):

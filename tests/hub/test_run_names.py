@@ -32,7 +32,7 @@ async def rename(hub: Any, name: object, user: str = "bob") -> Any:
     return await hub.client.put(f"/api/v1/runs/{FIRST}/name", json=body, headers=hub.auth(user))
 
 
-async def test_a_name_is_shown_wherever_the_run_is_and_changes_nothing_of_it(runs):
+async def test_the_name_of_a_run_is_shown_everywhere(runs):
     before = (await runs.get(f"/api/v1/runs/{FIRST}")).json()
     pair = (f"run={FIRST}&run={SECOND}", f"run={SECOND}&run={FIRST}")
     places = ("/runs", f"/runs/{FIRST}", ENVIRONMENT, f"{ENVIRONMENT}/leaderboard")
@@ -68,13 +68,13 @@ async def test_a_name_is_one_short_line(runs, name):
     assert (await runs.get(f"/api/v1/runs/{FIRST}")).json()["name"] == "x" * 100
 
 
-async def test_who_posted_a_run_names_it_and_nobody_else(runs):
+async def test_only_the_submitter_names_a_run(runs):
     refused = await rename(runs, "mine", "alice")
     assert (refused.status_code, refused.json()["code"]) == (403, "not_permitted"), "not even the owner there"
     assert (await rename(runs, "tidied up", "admin")).json()["name"] == "tidied up"
 
 
-async def test_a_run_is_named_as_it_is_posted(hub, run_of):
+async def test_a_run_can_be_named_while_posting(hub, run_of):
     sha256 = await hub.publish()
     parcel = Parcel.of(*run_of(sha256, run_id=FIRST))
     made = await posted(hub.client, hub.auth(), parcel, name=NAME)
@@ -83,7 +83,7 @@ async def test_a_run_is_named_as_it_is_posted(hub, run_of):
     assert (again.status_code, again.json()["name"]) == (200, NAME), "posting again changes nothing"
 
 
-async def test_a_run_is_named_as_it_is_posted_at_once(hub, run_of):
+async def test_a_run_can_be_named_when_posted_in_one_request(hub, run_of):
     whole = Parcel.of(*run_of(await hub.publish(), run_id=SECOND))
     files = {"manifest": ("run.json", whole.manifest), "rollouts": ("rollouts.jsonl", whole.lines)}
     for name in WRONG:

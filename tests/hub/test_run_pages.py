@@ -85,7 +85,7 @@ FOUND: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
-async def test_rollouts_are_found_alike_by_page_and_api(hub, run_id):
+async def test_page_and_api_find_the_same_rollouts(hub, run_id):
     api = f"/api/v1/runs/{run_id}/rollouts"
     for asked, found in FOUND:
         answer = (await hub.get(api, params=asked)).json()
@@ -101,20 +101,20 @@ async def test_rollouts_are_found_alike_by_page_and_api(hub, run_id):
         assert rows.partition("</tbody>")[0] in page.text, "what a page that scrolls is sent is what it has"
 
 
-async def test_of_a_large_run_words_of_replies_alone_are_found(hub, run_id, monkeypatch):
+async def test_in_a_large_run_only_last_replies_are_searched(hub, run_id, monkeypatch):
     monkeypatch.setattr(explorer, "MOST_STORED", 10)
     assert numbers((await hub.get(f"/runs/{run_id}?text=reply+2/", headers=HTML)).text) == [4, 5]
     page = (await hub.get(f"/runs/{run_id}?text=way", headers=HTML)).text
     assert (numbers(page), "too large for a full-text search" in page) == ([], True)
 
 
-async def test_what_is_no_filter_is_refused(hub, run_id):
+async def test_invalid_filters_are_rejected(hub, run_id):
     for asked in ({"sort": "size"}, {"only": "good"}, {"reward_min": "nan"}, {"text": "x" * 201}):
         for place in (f"/api/v1/runs/{run_id}/rollouts", f"/runs/{run_id}"):
             assert (await hub.get(place, params=asked)).status_code == 422, (place, asked)
 
 
-async def test_a_run_too_large_to_be_searched_says_where_all_of_it_is(hub, run_id, monkeypatch):
+async def test_a_run_too_large_to_search_links_to_all_rollouts(hub, run_id, monkeypatch):
     monkeypatch.setattr(explorer, "MOST_SEARCHED", 7)
     refused = await hub.get(f"/api/v1/runs/{run_id}/rollouts?text=other")
     assert refused.status_code == 422
@@ -126,7 +126,7 @@ async def test_a_run_too_large_to_be_searched_says_where_all_of_it_is(hub, run_i
         assert (await hub.get(f"/runs/{run_id}{asked}", headers=HTML)).status_code == 200, "no search"
 
 
-async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, run_id):
+async def test_a_run_page_describes_the_run_and_groups_failures(hub, run_id):
     page = (await hub.get(f"/runs/{run_id}", headers=HTML)).text
     assert (
         "tiny played alice/reverse-text 0.1.0: the first 4 examples of the eval split, each 2 times." in page
@@ -147,7 +147,7 @@ async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, r
     assert "nothing listens" not in page, "what its rollouts said is gone with them"
 
 
-def test_what_two_find_at_once_is_counted_once():
+def test_simultaneous_computations_are_stored_once():
     kept = Kept()
     kept.get("key", lambda: kept._keep("key", 1))
     assert kept._size == OF_ENTRY
@@ -183,7 +183,7 @@ async def test_pages_tell_whether_one_try_passes_and_whether_all_do(hub, run_of)
     assert re.sub("<[^>]+>", "", cell) == "0.67 / 0.33"
 
 
-async def test_a_board_tells_the_rewards_of_a_stratum(hub, run_of, monkeypatch):
+async def test_a_board_shows_the_rewards_of_a_stratum(hub, run_of, monkeypatch):
     rewards = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
     made = run_of(await hub.publish(), reward=rewards, examples=4, strata=[0, 0, 1, 1])
     assert (await hub.post_run(*made)).status_code == 201
@@ -241,7 +241,7 @@ async def test_a_rollout_leads_on_within_the_list_to_failures_and_siblings(hub, 
     assert "[" not in outside
 
 
-async def test_siblings_stand_side_by_side(hub, run_of):
+async def test_rollouts_of_an_example_are_shown_side_by_side(hub, run_of):
     manifest, rollouts = run_of(await hub.publish(), reward=0.5, examples=2, per_example=6)
     rollouts[7] |= stated(90_000, "<b>mine</b> " * 9000)
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
@@ -338,17 +338,17 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("model", "decoder", "texts"), TEXTS)
-def test_a_tokenizer_of_another_kind_tells_texts_or_nothing(model, decoder, texts):
+def test_other_tokenizers_give_token_texts_or_none(model, decoder, texts):
     text = json.dumps({"model": model, "decoder": decoder, "added_tokens": [5, {"id": "x"}]}).encode()
     found = token_texts.read_texts(hashlib.sha256(text).hexdigest(), lambda: text).texts
     assert list(found.values()) == texts
 
 
-def test_what_is_no_tokenizer_tells_nothing():
+def test_invalid_tokenizers_give_no_token_texts():
     assert token_texts.read_texts("broken", lambda: b"{").texts == {}
 
 
-async def test_a_state_is_drawn_as_the_environment_says(hub, run_of):
+async def test_a_state_is_drawn_as_the_environment_declares(hub, run_of):
     manifest, rollouts = run_of(await hub.publish())
     manifest["environment"]["info"]["view"] = BOARD
     say = lambda role, text: {"role": role, "content": text}  # noqa: E731
@@ -371,7 +371,7 @@ async def test_a_state_is_drawn_as_the_environment_says(hub, run_of):
     assert re.findall(r'<a href="#m(\d+)">\d', steps_shown) == ["0", "2", "4"]
 
 
-async def test_rows_are_drawn_as_a_table_where_the_environment_says_so(hub, run_of):
+async def test_rows_are_drawn_as_a_table_if_the_environment_declares_it(hub, run_of):
     manifest, rollouts = run_of(await hub.publish())
     manifest["environment"]["info"]["view"] = {"kind": "table"}
     say = lambda role, text: {"role": role, "content": text}  # noqa: E731

@@ -123,7 +123,7 @@ async def test_a_replay_proves_the_rubric_too(room: Room) -> None:
         ),
     ],
 )
-async def test_what_a_replay_did_not_prove_is_told_with_its_reason(
+async def test_unproved_levels_are_shown_with_their_reason(
     room: Room, end: Any, proof: str, told: str
 ) -> None:
     room.play(end, times=2 if isinstance(end, Exception) else 1)
@@ -141,7 +141,7 @@ async def test_a_sample_proves_no_level(room: Room) -> None:
     assert (proof, told.partition(":")[0]) == ("open", "a sample")
 
 
-async def test_answers_of_judges_from_the_record_are_no_replay(room: Room) -> None:
+async def test_recorded_judge_answers_do_not_count_as_a_replay(room: Room) -> None:
     """Also where the environment says that it is deterministic."""
     room.play(report(answered=3, judged=3))
     found = await room.proofs()

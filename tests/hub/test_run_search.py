@@ -87,7 +87,7 @@ async def test_filters_agree_with_those_of_a_single_run(hub, runs):
 
 
 @pytest.mark.parametrize("limit", ["_MOST_RUNS", "_MOST_FOUND", "MOST_SEARCHED"])
-async def test_a_page_ends_at_each_limit_and_the_next_goes_on(hub, runs, monkeypatch, limit):
+async def test_a_page_ends_at_each_limit_and_the_next_continues(hub, runs, monkeypatch, limit):
     whole = await search(hub, text="reply 1 of")
     monkeypatch.setattr(explorer, limit, 8 if limit == "MOST_SEARCHED" else 1)
     page = (await hub.get(API, params={"text": "reply 1 of"})).json()
@@ -116,7 +116,7 @@ async def test_a_run_that_is_too_large_is_named_and_withdrawn_ones_are_left_out(
     assert page["too_large"] == [runs[2]]
 
 
-async def test_what_is_no_search_is_refused(hub, runs):
+async def test_invalid_searches_are_rejected(hub, runs):
     for asked in ({"reward_min": "nan"}, {"text": "x" * 201}, {"cursor": "x"}, {"only": "good"}):
         assert (await hub.get(API, params=asked)).status_code == 422, asked
     assert (await hub.get(API, params={"text": "y", "environment": "alice/none"})).status_code == 404

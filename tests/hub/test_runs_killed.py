@@ -102,7 +102,7 @@ def killed(hub, folder, parcel: Parcel, user_id: int, *steps: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-async def test_a_killed_posting_goes_on_and_counts_once(hub, run_of, tmp_path):
+async def test_a_killed_posting_resumes_and_counts_once(hub, run_of, tmp_path):
     manifest, rollouts = run_of(await hub.publish(), examples=8, per_example=2)
     parcel = Parcel.of(manifest, rollouts, per_chunk=5)
     bob = 3

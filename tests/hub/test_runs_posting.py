@@ -77,7 +77,7 @@ async def test_chunks_in_any_order_make_the_run_that_the_sdk_would_summarize(hub
     ]
 
 
-async def test_what_is_downloaded_proves_the_digest(hub, pinned, run_of):
+async def test_downloaded_rollouts_match_the_digest(hub, pinned, run_of):
     manifest, rollouts = rich(run_of, pinned)
     parcel = Parcel.of(manifest, rollouts, per_chunk=30, artifacts={"notes.txt": b"words"})
     run = await begin(hub, parcel)
@@ -94,7 +94,7 @@ async def test_what_is_downloaded_proves_the_digest(hub, pinned, run_of):
     assert run_digest(parcel.manifest, digest.hexdigest(), artifacts) == parcel.sha256
 
 
-async def test_who_was_cut_off_hears_what_is_there_and_goes_on(hub, pinned, run_of):
+async def test_an_interrupted_posting_learns_what_exists_and_resumes(hub, pinned, run_of):
     parcel = Parcel.of(*rich(run_of, pinned), per_chunk=25)
     run = await begin(hub, parcel)
     offsets = [sum(map(len, parcel.chunks[:number])) for number in range(5)]
@@ -121,7 +121,7 @@ async def test_who_was_cut_off_hears_what_is_there_and_goes_on(hub, pinned, run_
         assert session.scalar(select(func.count()).select_from(TransferPart)) == 0
 
 
-async def test_a_posting_is_its_submitters_alone(hub, pinned, run_of):
+async def test_only_its_submitter_can_continue_a_posting(hub, pinned, run_of):
     parcel = Parcel.of(*run_of(pinned))
     run = await begin(hub, parcel)
     others = dataclasses.replace(run, headers=hub.auth("bob"))
@@ -152,7 +152,7 @@ async def test_a_posting_is_its_submitters_alone(hub, pinned, run_of):
         ),
     ],
 )
-async def test_a_bad_chunk_is_refused_when_it_comes(hub, pinned, run_of, spoil, words):
+async def test_a_bad_chunk_is_rejected_on_arrival(hub, pinned, run_of, spoil, words):
     parcel = Parcel.of(*run_of(pinned))
     run = await begin(hub, parcel)
     answer = await run.send_chunk(0, b"".join(spoil(parcel.lines.splitlines(keepends=True))))
@@ -175,7 +175,7 @@ async def test_chunks_that_were_changed_on_their_way_or_come_twice(hub, pinned, 
     assert list(fsck.find_mismatches(hub.database, storage)) == []
 
 
-async def test_left_alone_it_is_forgotten_with_its_objects(hub, pinned, run_of):
+async def test_an_abandoned_posting_is_removed_with_its_objects(hub, pinned, run_of):
     run = await begin(hub, Parcel.of(*run_of(pinned)))
     await run.send_all()
     storage = hub.client._transport.app.state.storage
@@ -307,7 +307,7 @@ async def test_rollouts_of_an_example_have_one_seed_across_chunks(hub, pinned, r
     assert "its seed differs from an earlier rollout of `2`" in answer.json()["detail"]
 
 
-async def test_a_form_that_breaks_off_is_no_failure_of_the_hub(hub, caplog):
+async def test_an_interrupted_form_is_not_an_error_of_the_hub(hub, caplog):
     arriving = iter([{"type": "http.request", "body": b"--x\r\n", "more_body": True}])
     answers: list[dict[str, Any]] = []
 

@@ -31,7 +31,7 @@ async def post(hub, manifest, rollouts, user: str, *, private: bool = False, **s
     return await posted(hub.client, hub.auth(user), parcel, private=private, **stated)
 
 
-async def test_a_private_run_is_for_its_submitter_and_who_has_a_role_there(hub, pinned, run_of):
+async def test_a_private_run_is_visible_to_its_submitter_and_members(hub, pinned, run_of):
     manifest, rollouts = run_of(pinned, run_id=RUN, model="secret-model")
     made = await post(hub, manifest, rollouts, "bob", private=True)
     assert (made.status_code, made.json()["private"]) == (201, True)
@@ -165,7 +165,7 @@ async def test_a_signature_is_checked_shown_and_outlives_its_key(hub, pinned, ru
 
 
 @pytest.mark.parametrize("public_key", ["A" * 44, base64.b64encode(bytes(33)).decode(), "é" * 44])
-async def test_what_is_no_key(hub, public_key):
+async def test_invalid_keys_are_rejected(hub, public_key):
     body = {"name": "x", "public_key": public_key}
     answer = await hub.client.post("/api/v1/keys", json=body, headers=hub.auth())
     assert answer.status_code == 422
@@ -200,7 +200,7 @@ async def stated_ids(hub, run_of, make_wheel, pinned) -> list[str]:
     return [RUN, "01JRUNPRIVATE000000000000B"]
 
 
-async def test_a_stranger_who_posts_the_id_of_a_hidden_run_finds_nothing_out(hub, pinned, run_of, make_wheel):
+async def test_posting_the_id_of_a_hidden_run_reveals_nothing(hub, pinned, run_of, make_wheel):
     hidden, free = await stated_ids(hub, run_of, make_wheel, pinned), "01JRUNPRIVATE000000000000C"
     told = []
     for number, run_id in enumerate((*hidden, free)):
@@ -218,7 +218,7 @@ async def test_a_stranger_who_posts_the_id_of_a_hidden_run_finds_nothing_out(hub
     assert [status for status, _ in told[2][0]] == [201, 200, 409, 409, 200]
 
 
-async def test_who_posted_a_hidden_run_posts_and_finds_it_again(hub, pinned, run_of, make_wheel):
+async def test_the_submitter_of_a_hidden_run_can_find_it(hub, pinned, run_of, make_wheel):
     for run_id in await stated_ids(hub, run_of, make_wheel, pinned):
         found = await hub.get(f"/api/v1/runs/{run_id}", headers=hub.auth())
         kept = found.json()["run_id"]
@@ -237,7 +237,7 @@ async def test_who_posted_a_hidden_run_posts_and_finds_it_again(hub, pinned, run
         assert (refused.status_code, refused.json()["code"]) == (409, "run_exists")
 
 
-async def test_an_id_that_was_public_is_taken_in_the_same_words(hub, pinned, run_of, make_wheel):
+async def test_a_formerly_public_id_gives_the_same_response(hub, pinned, run_of, make_wheel):
     spec = make_wheel(name="open-env")
     body = spec.build()
     assert (await hub.upload(body, spec.wheel_name)).status_code == 200

@@ -55,7 +55,7 @@ async def enter(client, second: str = "", name: str = "alice", password: str = P
     return await form(client, "/login", name=name, password=password, second=second)
 
 
-async def test_it_is_asked_for_once_a_code_of_it_came(hub, phone):
+async def test_the_second_factor_is_required_after_its_confirmation(hub, phone):
     assert (await ask(hub, "PUT", code="000000")).json()["code"] == "nothing_to_confirm"
     assert (await ask(hub, "POST", password="x")).json()["code"] == "wrong_password"
     assert (await ask(hub, "POST", who="admin", password="x")).json()["code"] == "no_password"
@@ -80,7 +80,7 @@ async def test_it_is_asked_for_once_a_code_of_it_came(hub, phone):
     assert phone.secret not in told
 
 
-async def test_a_code_is_good_once_and_nobody_is_told_what_is_wrong(hub, phone, recovery):
+async def test_a_code_works_once_and_errors_reveal_nothing(hub, phone, recovery):
     async with browser(hub) as client:
         said = [await enter(client), await enter(client, "000000"), await enter(client, password="x")]
         code = phone.code()
@@ -97,14 +97,14 @@ async def test_a_code_is_good_once_and_nobody_is_told_what_is_wrong(hub, phone, 
     assert (await ask(hub, "GET")).json()["recovery_codes"] == 9
 
 
-async def test_of_many_with_one_code_one_signs_in(hub, phone, recovery):
+async def test_one_code_signs_in_only_once(hub, phone, recovery):
     async with browser(hub) as client:
         for code in (phone.code(), recovery[1]):
             tries = await asyncio.gather(*(enter(client, code) for _ in range(3)))
             assert [one.status_code for one in tries].count(303) == 1
 
 
-async def test_another_password_and_its_end_ask_for_a_code(hub, phone, recovery):
+async def test_changing_the_password_requires_a_code(hub, phone, recovery):
     place, new = "/api/v1/account/password", "eight red bottles fell"
     assert (await ask(hub, "PUT", place, old=PASSWORD, new=new)).json()["code"] == "wrong_code"
     assert (await ask(hub, "PUT", place, old=PASSWORD, new=new, code=phone.code())).status_code == 204
@@ -123,7 +123,7 @@ async def test_another_password_and_its_end_ask_for_a_code(hub, phone, recovery)
         assert (await enter(client)).status_code == 303
 
 
-async def test_who_knows_the_password_guesses_from_nowhere_for_long(hub, phone, recovery):
+async def test_guessing_second_factor_codes_is_limited(hub, phone, recovery):
     for number in range(12):
         async with browser(hub, address=f"192.0.{number}.9") as client:
             assert (await enter(client, "000000")).status_code == 401
@@ -149,7 +149,7 @@ async def test_who_knows_the_password_guesses_from_nowhere_for_long(hub, phone, 
         assert session.scalar(text("SELECT count(*) FROM attempts WHERE failures > 10")) == 0
 
 
-async def test_an_operator_lets_in_who_lost_the_phone(hub, recovery, monkeypatch):
+async def test_an_operator_can_reset_a_second_factor(hub, recovery, monkeypatch):
     monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
     monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
     for words, said in (([], "on"), (["--remove"], "off"), ([], "off")):

@@ -134,7 +134,7 @@ def unpacked(rows: bytes) -> str:
 
 
 @pytest.mark.parametrize("formatter", [LogFormatter(), JsonFormatter()], ids=["text", "json"])
-async def test_no_secret_is_in_anything_that_a_busy_hub_writes(hub, run_of, tmp_path, formatter, issuer):
+async def test_a_busy_hub_writes_no_secrets(hub, run_of, tmp_path, formatter, issuer):
     log, root = io.StringIO(), logging.getLogger()
     handler = logging.StreamHandler(log)
     handler.setFormatter(formatter)

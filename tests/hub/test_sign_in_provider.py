@@ -82,7 +82,7 @@ def sessions_of(hub: Any) -> int:
         return session.scalar(select(func.count()).select_from(BrowserSession))
 
 
-async def test_who_links_their_account_signs_in_with_it(hub, provider):
+async def test_a_linked_account_can_sign_in(hub, provider):
     give_password(hub, "alice", "bob")
     async with browser(hub) as client:
         assert "/login/oidc?next=/" in (await client.get("/login")).text
@@ -113,7 +113,7 @@ async def test_who_links_their_account_signs_in_with_it(hub, provider):
     assert told[1] == ("user.sign_in", "alice")
 
 
-async def test_nobody_is_taken_for_who_has_their_name_or_address(hub, provider):
+async def test_accounts_are_not_matched_by_name_or_email(hub, provider):
     provider.person |= {"preferred_username": "alice", "email": "alice@hub.test", "email_verified": True}
     async with browser(hub) as client:
         answer = await come_back(client, provider)
@@ -126,7 +126,7 @@ async def test_nobody_is_taken_for_who_has_their_name_or_address(hub, provider):
         assert session.scalar(select(LinkedIdentity)) is None
 
 
-async def test_what_the_provider_must_not_say_signs_nobody_in(linked, provider, issuer):
+async def test_invalid_provider_responses_sign_nobody_in(linked, provider, issuer):
     moment, stranger = int(time.time()), rsa.generate_private_key(public_exponent=65537, key_size=2048)
     claims = {"iss": issuer.url, "aud": CLIENT, "sub": SUBJECT, "iat": moment, "exp": moment + 300}
     spoiled: dict[str, dict[str, Any]] = {
@@ -155,7 +155,7 @@ async def test_what_the_provider_must_not_say_signs_nobody_in(linked, provider, 
         assert (await come_back(client, provider)).status_code == 303
 
 
-async def test_a_way_back_is_good_once_in_the_browser_that_left(linked, provider):
+async def test_a_provider_redirect_works_once_in_the_same_browser(linked, provider):
     async with browser(linked) as client, browser(linked, address="192.0.2.1") as other:
         left = (await client.get("/login/oidc")).headers["location"]
         cookie = client.cookies["wander-oidc"]
@@ -181,7 +181,7 @@ async def test_a_way_back_is_good_once_in_the_browser_that_left(linked, provider
 @pytest.mark.parametrize(
     "wanted", ["https://evil.test", "//evil.test", "/\\evil.test", "/\r\nSet-Cookie: a=b"]
 )
-async def test_the_way_on_is_within_the_hub(linked, provider, wanted):
+async def test_sign_in_redirects_only_within_the_hub(linked, provider, wanted):
     async with browser(linked) as client:
         assert (await come_back(client, provider, wanted)).headers["location"] == "/"
         left = (await client.get("/login/oidc")).headers["location"]
@@ -207,7 +207,7 @@ async def test_only_the_session_that_left_links_an_account(hub, provider):
         assert session.scalar(select(LinkedIdentity)) is None
 
 
-async def test_new_keys_are_taken_and_old_ones_no_more(linked, provider, issuer, monkeypatch):
+async def test_new_provider_keys_are_used_and_old_ones_are_rejected(linked, provider, issuer, monkeypatch):
     monkeypatch.setattr(identity_tokens, "_COOL_DOWN_SECONDS", 0)
     async with browser(linked) as client:
         assert (await come_back(client, provider)).status_code == 303
@@ -218,7 +218,7 @@ async def test_new_keys_are_taken_and_old_ones_no_more(linked, provider, issuer,
         assert (await come_back(client, provider)).status_code == 403
 
 
-async def test_a_provider_that_is_down_is_told(linked, provider, issuer, monkeypatch):
+async def test_an_unreachable_provider_is_reported(linked, provider, issuer, monkeypatch):
     async with browser(linked) as client:
         left = (await client.get("/login/oidc")).headers["location"]
         provider.down = True
@@ -238,7 +238,7 @@ async def test_a_provider_that_is_down_is_told(linked, provider, issuer, monkeyp
             assert (await client.get("/login/oidc")).status_code == 503
 
 
-async def test_people_are_added_where_the_setting_says_so(hub, provider):
+async def test_users_are_created_if_the_setting_allows(hub, provider):
     with_provider(hub, add_users=True, domains=("lab.example",), groups=("rl", "ops"))
     person = {
         "preferred_username": "Dora",
@@ -316,7 +316,7 @@ async def test_an_administrator_links_and_unlinks_over_the_api(hub, provider):
     assert (await hub.get(path.replace("bob", "nobody"), headers=admin)).status_code == 404
 
 
-async def test_nothing_of_the_way_is_logged(linked, provider, caplog):
+async def test_provider_redirects_are_not_logged(linked, provider, caplog):
     caplog.set_level("DEBUG")
     async with browser(linked) as client:
         left = (await client.get("/login/oidc")).headers["location"]
@@ -332,7 +332,7 @@ async def test_nothing_of_the_way_is_logged(linked, provider, caplog):
     assert without_secrets(line).endswith('"GET /login/oidc/callback?... HTTP/1.1" 303')
 
 
-async def test_a_hub_without_a_provider_knows_none(hub):
+async def test_a_hub_without_a_provider_has_no_provider_pages(hub):
     settings = hub.settings.model_copy(update={"sign_in_provider": None})
     app = create_app(settings, database=hub.database)
     hub.client._transport.app = app

@@ -53,7 +53,7 @@ async def test_a_version_shows_the_module_of_its_entry_point_line_by_line(two):
     assert re.findall(r'href="\?file=([^"]+)"', described)[0].endswith(".dist-info/METADATA")
 
 
-async def test_every_line_of_a_file_stands_under_its_number(two):
+async def test_every_line_of_a_file_has_its_number(two):
     text = (await show(two, "/versions/0.2.0/source")).text
     drawn = re.search(r'<pre class="source">(.*?)</pre>', text, re.DOTALL)[1]
     lines = re.findall(r'<span id="L(\d+)"><a href="#L\1">\1</a>(.*?)\n</span>', drawn, re.DOTALL)
@@ -61,7 +61,7 @@ async def test_every_line_of_a_file_stands_under_its_number(two):
     assert re.sub("<[^>]*>", "", lines[6][1]) == "LIMIT = 3"
 
 
-async def test_what_is_no_text_or_not_there_says_so(two, monkeypatch):
+async def test_binary_and_missing_files_are_explained(two, monkeypatch):
     text = (await show(two, "/versions/0.1.0/source", params={"file": "weights.bin"})).text
     assert "not text (18 B)" in text
     assert 'class="source"' not in text
@@ -86,7 +86,7 @@ async def test_source_is_read_by_whom_the_version_is_offered(two, hub):
     assert (await two.get(page, headers={**HTML, **hub.auth()})).status_code == 200
 
 
-async def test_pages_run_the_hubs_own_scripts_alone(two):
+async def test_pages_run_only_scripts_of_the_hub(two):
     page = await show(two, "/versions/0.1.0/source")
     assert page.headers["content-security-policy"].endswith(
         "script-src http://hub.test/static/; connect-src 'self'"

@@ -92,7 +92,7 @@ async def post(hub: Any, run_of: Any, turns: list[Any], total: tuple[int, int], 
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-async def test_counts_that_the_rollout_contradicts_are_refused(hub: Any, run_of: Any, forgery: str) -> None:
+async def test_contradictory_token_counts_are_rejected(hub: Any, run_of: Any, forgery: str) -> None:
     turns, total, limit, fault = FORGERIES[forgery]
     answer = await post(hub, run_of, turns, total, limit)
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts"), answer.text
@@ -101,7 +101,7 @@ async def test_counts_that_the_rollout_contradicts_are_refused(hub: Any, run_of:
 
 
 @pytest.mark.parametrize("case", HONEST)
-async def test_honest_counts_are_taken(hub: Any, run_of: Any, case: str) -> None:
+async def test_honest_counts_are_accepted(hub: Any, run_of: Any, case: str) -> None:
     answer = await post(hub, run_of, *HONEST[case])
     assert answer.status_code == 201, answer.text
 
@@ -126,7 +126,7 @@ ODD_NAMES = {
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-async def test_names_that_can_be_taken_for_others_are_refused(hub: Any, run_of: Any, name: str) -> None:
+async def test_confusable_names_are_rejected(hub: Any, run_of: Any, name: str) -> None:
     manifest, rollouts = run_of(await hub.publish(), model=name)
     answer = await hub.post_run(manifest, rollouts)
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_manifest"), answer.text
@@ -134,7 +134,7 @@ async def test_names_that_can_be_taken_for_others_are_refused(hub: Any, run_of: 
 
 
 @pytest.mark.parametrize("name", ["a", "org/Qwen3-4B (4 bit): v1.0", "通义千问-3", "ひらがな", "한국어-7B"])
-async def test_other_names_are_taken(hub: Any, run_of: Any, name: str) -> None:
+async def test_other_names_are_accepted(hub: Any, run_of: Any, name: str) -> None:
     manifest, rollouts = run_of(await hub.publish(), model=name)
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     page = await hub.get(f"/runs/{manifest['run_id']}", headers={"Accept": "text/html"})
@@ -142,7 +142,7 @@ async def test_other_names_are_taken(hub: Any, run_of: Any, name: str) -> None:
     assert "No level proves this" in page.text
 
 
-async def test_one_token_for_an_answer_without_turns_is_refused(hub: Any, run_of: Any) -> None:
+async def test_one_token_for_an_answer_without_turns_is_rejected(hub: Any, run_of: Any) -> None:
     manifest, rollouts = run_of(await hub.publish())
     said = [{"role": "assistant", "content": WORDS}]
     rollouts[2] |= {"turns": [], "completion": said, "usage": {"completion_tokens": 1}}

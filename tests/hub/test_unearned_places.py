@@ -86,7 +86,7 @@ OPPONENTS = {
 }
 
 
-async def test_a_row_says_who_states_the_other_players(hub, run_of):
+async def test_a_row_shows_who_reported_the_other_players(hub, run_of):
     sha256 = await hub.publish()
     for number, (pin, _) in enumerate(OPPONENTS.values()):
         answer = await post(hub, run_of, sha256, number, user="bob", change=against(**pin))
@@ -121,7 +121,7 @@ async def test_a_digest_of_zeros_is_rejected(hub, run_of, place):
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_manifest"), answer.text
 
 
-async def test_a_lock_that_the_version_does_not_have_is_refused_without_packages_too(hub, run_of):
+async def test_an_unknown_lock_is_rejected_even_without_packages(hub, run_of):
     def change(manifest):
         manifest["environment"]["lock_sha256"] = OPTIMAL
 

@@ -150,7 +150,7 @@ def test_harbor_and_wander_accept_and_reject_the_same_settings(harbor):
             parse_task_file(text.encode(), "task.toml")
 
 
-def test_defaults_are_those_of_harbor(harbor):
+def test_defaults_match_harbor(harbor):
     (theirs,) = harbor([{"toml": ""}])
     ours = parse_task_file(b"", "task.toml").model_dump(mode="json")
     theirs["settings"]["steps"] = []
@@ -160,7 +160,7 @@ def test_defaults_are_those_of_harbor(harbor):
     assert ours == theirs["settings"]
 
 
-def test_task_folders_are_read_alike(harbor, tmp_path):
+def test_task_folders_are_read_equally(harbor, tmp_path):
     folder = write_task(tmp_path / "hello", {"instruction.md": "# canary\n\nDo it.\n"})
     (theirs,) = harbor([{"folder": str(folder)}])
     ours = read_task(folder)

@@ -96,7 +96,7 @@ def test_parquet_rows_keep_absent_keys_absent(parquet):
         read[3]
 
 
-def test_a_file_that_is_not_parquet_says_so(tmp_path):
+def test_a_file_that_is_not_parquet_is_reported(tmp_path):
     pytest.importorskip("pyarrow")
     path = tmp_path / "rows.parquet"
     path.write_text("no")

@@ -319,7 +319,7 @@ def test_weights_must_match_the_members(weights):
         EnvGroup({"a": qa(), "b": qa()}, weights=weights)
 
 
-def test_the_names_of_named_members_are_taken():
+def test_named_members_keep_their_names():
     assert list(EnvGroup([qa(name="first"), qa(name="second")]).members) == ["first", "second"]
 
 

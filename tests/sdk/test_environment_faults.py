@@ -249,7 +249,7 @@ async def test_cancellation_cleans_up_and_propagates():
     assert (env.cleaned, client.ended) == (1, 1)
 
 
-async def test_a_failed_rollout_leaves_its_siblings_alone():
+async def test_a_failed_rollout_does_not_affect_its_group():
     class Sometimes(Base):
         def setup_state(self, state):
             if state["index"] % 2:

@@ -54,7 +54,7 @@ def test_the_report_has_score_counts_failures_and_metrics() -> None:
     assert text.count("#" * 30) == 3
 
 
-def test_without_scores_the_report_says_so() -> None:
+def test_the_report_mentions_missing_scores() -> None:
     assert reward_text(broken_down().summary) == "none: no rollout was scored"
     assert "too few" in reward_text(broken_down(0.3).summary)
     assert "no rollout was scored" in run_markdown(manifest(), broken_down())

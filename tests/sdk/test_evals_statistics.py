@@ -180,7 +180,7 @@ def info(bounds: tuple[float, float] | None = None, **weights: float) -> Environ
     return EnvironmentInfo(name="e", kind="single_turn", reward_functions=functions, reward_bounds=bounds)
 
 
-def test_bounds_are_the_declared_ones_or_those_of_the_weights() -> None:
+def test_bounds_are_declared_or_follow_from_the_weights() -> None:
     assert info().reward_range is None
     assert info(right=1.0, fast=0.2, rude=-0.5, seen=0.0).reward_range == (-0.5, 1.2)
     assert info((-1.0, 1.2), right=1.0).reward_range == (-1.0, 1.2)

@@ -149,7 +149,7 @@ def test_every_real_number_is_a_reward(value, number):
     assert check_reward(value, "f") == number
 
 
-async def test_a_function_that_raises_rubric_error_says_why():
+async def test_the_message_of_a_rubric_error_is_recorded():
     def judge():
         raise RubricError("the verdict is unreadable", retryable=True)
 

@@ -397,7 +397,7 @@ async def test_a_stop_keeps_what_finished_and_can_be_resumed(tmp_path: Path) -> 
     assert (again.resumed, again.interrupted) == (5, False)
 
 
-async def test_a_second_request_does_not_wait_for_stubborn_rollouts(tmp_path: Path) -> None:
+async def test_a_second_stop_request_does_not_wait(tmp_path: Path) -> None:
     stop, client = StopRequest(), Slow(quick=5, stubborn=True)
     running = asyncio.create_task(run(tmp_path, client, stop=stop, concurrency=4))
     await client.stuck.wait()
@@ -432,7 +432,7 @@ async def test_a_rollout_that_outlives_its_run_is_not_recorded(tmp_path: Path) -
     assert content(tmp_path) == before
 
 
-async def test_stubborn_rollouts_are_waited_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_stubborn_rollouts_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "STOP_GRACE_SECONDS", 0.05)
     stop, client = StopRequest(), Slow(quick=5, stubborn=True)
     running = asyncio.create_task(run(None, client, stop=stop, concurrency=4))

@@ -224,7 +224,7 @@ def test_an_honest_run_is_replayed_and_another_user_requests_it_again(judge, hom
     assert "verification" not in tokens, "the token of a job ends with it"
 
 
-def test_a_newline_alone_ends_a_line_of_a_run(judge, honest) -> None:
+def test_only_a_newline_ends_a_line_of_a_run(judge, honest) -> None:
     manifest, rollouts = copy.deepcopy(honest)
     manifest["run_id"] = new_run_id()
     for one in rollouts:

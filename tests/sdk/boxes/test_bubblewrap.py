@@ -226,7 +226,7 @@ async def test_open_files_of_the_first_process_cannot_be_used(box):
     assert (await box.exec("echo alive")).output == "alive\n"
 
 
-async def test_a_failed_start_says_why(monkeypatch):
+async def test_a_failed_start_reports_why(monkeypatch):
     monkeypatch.setattr("wander.boxes.bubblewrap._FIRST", "/no/such/program")
     with pytest.raises(SandboxError, match="/no/such/program"):
         await start()

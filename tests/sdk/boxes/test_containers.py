@@ -185,7 +185,7 @@ def test_only_containers_of_dead_hosts_are_orphans(image):
         podman("rm", "--force", *names.values())
 
 
-def test_docker_gets_the_same_arguments_and_says_why_it_cannot_be_used():
+def test_docker_gets_the_same_arguments_and_reports_errors():
     spec = BoxSpec(image="debian", limits=SMALL)
     podman_words, docker_words = (_start_words(name, "x", "id", spec, {}) for name in ("podman", "docker"))
     assert set(podman_words) - set(docker_words) == {"--no-healthcheck"}

@@ -85,7 +85,7 @@ async def test_a_stop_text_is_cut_off(loaded: LoadedModel) -> None:
     await client.close()
 
 
-async def test_what_a_model_cannot_do_is_a_model_error(loaded: LoadedModel) -> None:
+async def test_unsupported_model_features_are_model_errors(loaded: LoadedModel) -> None:
     client = TransformersClient(loaded)
     with pytest.raises(ModelError, match="do not support the sampling argument `logit_bias`"):
         await client.complete(ask(logit_bias={}))
