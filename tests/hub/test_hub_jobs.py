@@ -196,7 +196,7 @@ AWAY = {
 
 @pytest.mark.parametrize("told", AWAY)
 def test_errors_of_the_hub_do_not_count_as_attempts(queue, caplog, told):
-    number, tries = submit(queue), 40
+    number, tries = submit(queue), 12
 
     def handler(context: JobContext) -> Callable[[Session], None]:
         assert context.lease.tries == 1

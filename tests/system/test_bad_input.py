@@ -16,21 +16,15 @@ USAGE, NOT_FOUND, LOGIN, UNAVAILABLE, ALL_FAILED = 2, 3, 4, 5, 6
 PLAYED = ["eval", "admin/tictactoe", "-n", "2", "-m"]
 OPTIMAL = [*PLAYED, "scripted:tictactoe.players:optimal"]
 TABLE: dict[str, tuple[int, list[str], str]] = {
-    "an unknown owner": (NOT_FOUND, ["install", "nobody/tictactoe"], "nobody"),
     "an unknown environment": (NOT_FOUND, ["install", "admin/no-such-game"], "no-such-game"),
     "an unknown version": (NOT_FOUND, ["install", "admin/tictactoe@9.9.9"], "9.9.9"),
-    "no version at all": (USAGE, ["install", "admin/tictactoe@newest!"], "newest!"),
-    "a name without its owner": (USAGE, ["install", "tictactoe"], "tictactoe"),
     "a missing model folder": (NOT_FOUND, [*PLAYED, "./no-model"], "no-model"),
     "a missing scripted model": (NOT_FOUND, [*PLAYED, "scripted:tictactoe.players:nobody"], "nobody"),
     "a missing run": (NOT_FOUND, ["post", "runs/none"], "none"),
-    "a missing run to resume": (NOT_FOUND, ["eval", "--resume", "runs/none"], "none"),
     "a missing environment folder": (NOT_FOUND, ["publish", "./nothing"], "nothing"),
     "a folder that is no package": (USAGE, ["publish", "."], "pyproject.toml"),
-    "an unknown command": (USAGE, ["pubish"], "publish"),
     "an unknown option": (USAGE, ["eval", "admin/tictactoe", "--modle", "x"], "--modle"),
     "a bad environment argument": (USAGE, [*OPTIMAL, "-a", "num_groups=0"], "num_groups"),
-    "an unknown environment argument": (USAGE, [*OPTIMAL, "-a", "numgroups=2"], "numgroups"),
 }
 
 
