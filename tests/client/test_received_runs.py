@@ -64,7 +64,7 @@ def test_a_bad_folder_does_not_stop_the_list(fault: str, received: Path, wander:
 def test_commands_exit_cleanly_on_bad_runs(fault: str, received: Path, wander: Wander) -> None:
     FAULTS[fault](received)
     for words in (
-        ("view", "--list"),
+        ("view",),
         ("runs", "show"),
         ("runs", "report"),
         ("post", "--dry-run"),
@@ -81,7 +81,7 @@ def test_the_size_of_training_files_is_limited_too(put: str, received: Path, wan
     change_manifest(received, kind="training")
     for name in TRAINING_FILES:
         replace(received, name, REPLACEMENTS[put])
-        for words in (("view", "--list"), ("runs", "show"), ("runs", "plot"), ("post", "--dry-run")):
+        for words in (("view",), ("runs", "show"), ("runs", "plot"), ("post", "--dry-run")):
             ended = wander(*words, str(received), "--json")
             assert ended.json.get("error", {}).get("code") != "internal", (name, words, ended.out)
             assert "root:" not in ended.out

@@ -126,6 +126,6 @@ def test_how_exactly_a_run_can_be_repeated_is_shown(
     assert "exact: one process on a CPU" in shown.out
     assert "torch" in shown.out
     monkeypatch.setenv("WANDER_OUTPUT", "human")
-    viewed = wander("view", "run", "--list")
+    viewed = wander("view", "run")
     assert viewed.status == 0, viewed.err
     assert "mode    exact: one process on a CPU" in viewed.out

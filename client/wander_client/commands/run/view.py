@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from heapq import nsmallest
-from importlib.util import find_spec
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,9 +21,6 @@ SORTED_BY = {"reward": "reward", "turns": "turns", "seconds": "seconds", "tokens
 """Values of `--sort`, with the field of a row that each sorts by."""
 
 
-_SHOWN = 30
-
-
 def view(
     run: Annotated[str | None, Argument(help="folder or run ID  [default: the newest run]")] = None,
     rollout: Annotated[str | None, Option(help="show one rollout: its number, or EXAMPLE/INDEX")] = None,
@@ -41,11 +35,9 @@ def view(
     sort: Annotated[
         str | None, Option(help="reward, turns, seconds or tokens; -reward sorts the highest first")
     ] = None,
-    limit: Annotated[int | None, Option(min=1, help="rows to show  [default: 30]")] = None,
-    listed: Annotated[bool, Option("--list", help="print a list instead of opening the viewer")] = False,
+    limit: Annotated[int, Option(min=1, help="rows to show")] = 30,
 ) -> None:
-    """Read the rollouts of a run, on this machine or on the hub. In a terminal, this opens an interactive
-    viewer; press `?` for its keys. With `--where`, `--step`, `--limit` or `--list`, it prints a list.
+    """Read the rollouts of a run, on this machine or on the hub: a list of them, or one with `--rollout`.
 
     \b
     wander view
@@ -61,17 +53,11 @@ def view(
     here = current()
     source = find_run(here, run)
     if rollout is not None:
-        others = ("failed", "where", "step", "sort", "limit", "listed")
+        others = ("failed", "where", "step", "sort", "limit")
         refuse_options(*others, because="selects rows of the list, but `--rollout` shows one rollout")
         _show_one(source, rollout)
         return
-    listed = listed or bool(where) or step is not None or limit is not None
-    if not listed and here.output.human and _on_a_terminal():
-        if find_spec("textual") is not None:
-            _browse(source, failed, sort)
-            return
-        here.output.note("run `pip install 'wander-client[tui]'` for an interactive viewer")
-    shown, matching = _choose(source, step, failed, where, sort, limit or _SHOWN)
+    shown, matching = _choose(source, step, failed, where, sort, limit)
     data = {
         "run_id": source.manifest.run_id,
         "location": source.location,
@@ -112,24 +98,6 @@ def _choose(
 
     order = (lambda row: row.number) if sort is None else _order(sort)
     return nsmallest(limit, chosen(), key=order), matching
-
-
-def _on_a_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _browse(source: FoundRun, failed: bool, sort: str | None) -> None:
-    from wander_client.runs.viewer import RunViewer
-
-    if sort is not None:
-        _order(sort)  # raises `UsageError` for an unknown column
-        name = sort.removeprefix("-")
-        sort = sort[: -len(name)] + SORTED_BY[name]
-    if not current().output.color_out:
-        os.environ["NO_COLOR"] = "1"  # Textual reads it
-    viewer = RunViewer(source, failed=failed, order=sort or "number")
-    if viewer.run(mouse=False):  # so that the mouse still selects text in the terminal
-        raise KeyboardInterrupt
 
 
 def _show_one(source: FoundRun, word: str) -> None:
