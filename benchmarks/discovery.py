@@ -67,8 +67,6 @@ REQUESTS = {
     "list of an owner": "/api/v1/environments?limit=5&owner=owner-1",
     "environment page": "/owner-1/chess-arena-1",
     "environment": "/api/v1/environments/owner-1/chess-arena-1",
-    "used by": "/api/v1/environments/owner-1/chess-arena-1/used-by",
-    "downloads": "/api/v1/environments/owner-1/chess-arena-1/downloads",
     "a name that nobody has": "/api/v1/environments/owner-1/chess-arana-1",
     "index page": "/owner-1/simple/chess-arena-1/",
 }

@@ -56,7 +56,6 @@ from wander_hub.quotas import routes as quotas
 from wander_hub.rights import routes as accounts
 from wander_hub.rights.tokens import authenticate
 from wander_hub.runs import routes as runs
-from wander_hub.runs import use as run_use
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.transfers import service as transfers
@@ -300,7 +299,6 @@ def _routes() -> tuple[BaseRoute, ...]:
         administration.router,
         leaderboards.router,
         environments.router,
-        run_use.router,
         environment_life.router,
         runs.router,
         run_changes.router,

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from wander.wire import Role, TokenInfo, TokenScope
 
 Permission = Literal["read", "results", "publish", "maintain", "manage"]
-"""`maintain` covers yank, deprecate and fork. Maintainers may do these, but not with a token that can only
+"""`maintain` covers yank and deprecate. Maintainers may do these, but not with a token that can only
 upload."""
 
 ALL_SCOPES: tuple[TokenScope, ...] = get_args(TokenScope)

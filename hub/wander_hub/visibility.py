@@ -34,8 +34,3 @@ class HasVisibility:
     @visibility.setter
     def visibility(self, wanted: Visibility) -> None:
         self.private, self.internal = marks_of(wanted)
-
-
-def narrower(one: Visibility, two: Visibility) -> Visibility:
-    """Return the visibility with the smaller audience."""
-    return max(one, two, key=LEVELS.index)

@@ -176,12 +176,9 @@ def upgrade() -> None:
         sa.Column('successor', sa.Text(), nullable=True),
         sa.Column('quarantine_reason', sa.Text(), nullable=True),
         sa.Column('deleted_at', sa.DateTime(timezone=True), nullable=True),
-        sa.Column('parent_id', sa.Integer(), nullable=True),
-        sa.Column('parent_version', sa.String(length=100), nullable=True),
         sa.Column('private', sa.Boolean(), nullable=False),
         sa.Column('internal', sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.ForeignKeyConstraint(['owner_id'], ['owners.id'], name='fk_environments_owner_id_owners'),
-        sa.ForeignKeyConstraint(['parent_id'], ['environments.id'], name='fk_environments_parent_id_environments'),
         sa.PrimaryKeyConstraint('id', name='pk_environments'),
         sa.UniqueConstraint('owner_id', 'name', name='uq_environments_owner_id_name')
     )
@@ -193,7 +190,6 @@ def upgrade() -> None:
     op.create_index('ix_environments_listing_of_owner', 'environments', ['owner_id', 'listed', 'updated_at', 'id'], unique=False)
     op.create_index('ix_environments_name', 'environments', ['name'], unique=False)
     op.create_index('ix_environments_owner_id_private', 'environments', ['owner_id', 'private'], unique=False)
-    op.create_index('ix_environments_parent_id', 'environments', ['parent_id'], unique=False)
     op.create_index('ix_environments_unmarked', 'environments', ['id'], unique=False, sqlite_where=sa.text("listed AND marks = ''"), postgresql_where=sa.text("listed AND marks = ''"))
 
     op.create_table('jobs',

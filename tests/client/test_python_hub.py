@@ -138,7 +138,7 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     with room.http.app.state.database.write() as session:
         accounts.add_user(session, "ada")
     monkeypatch.setenv("WANDER_TOKEN", room.token)
-    forked = room.wander("env", "fork", "admin/say-env@0.4.0", "./mine", "--owner", "ada", "--json")
+    forked = room.wander("env", "fork", "admin/say-env@0.4.0", "./mine", "--json")
     assert forked.status == 0, forked.out
     source = {path.name: path.read_bytes() for path in (home / "mine").iterdir()}
     assert source == {path.name: path.read_bytes() for path in folder.iterdir()}, "as it was published"

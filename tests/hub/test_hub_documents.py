@@ -48,17 +48,3 @@ async def test_a_document_is_attached_once_and_deleted_with_its_version(hub, mak
     await hub.client.delete(f"{PATH}/versions/0.1.0", headers=hub.auth())
     assert not storage.exists(digest)
     assert list(fsck.find_mismatches(hub.database, storage)) == []
-
-
-async def test_a_fork_copies_the_documents_of_its_parent(hub, make_wheel):
-    storage = hub.client._transport.app.state.storage
-    await hub.publish(make_wheel())
-    digest = attached(hub, storage, b"one")
-    forked = await hub.client.post(f"{PATH}/fork", json={"owner": "bob"}, headers=hub.auth("bob"))
-    assert forked.status_code == 201, forked.text
-    await hub.client.delete(f"{PATH}/versions/0.1.0", headers=hub.auth())
-    assert storage.exists(digest), "the fork needs it"
-    with hub.database.read(HUB) as session:
-        fork = environments.environment_named(session, "bob", "reverse-text")
-        version = environments.version_of(session, fork, "0.1.0")
-        assert [one.sha256 for one in documents.documents_of(session, version)] == [digest]

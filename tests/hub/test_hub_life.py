@@ -1,4 +1,4 @@
-"""The life of a version: yanked, deprecated, archived, quarantined, deleted, moved, forked, closed."""
+"""The life of a version: yanked, deprecated, archived, quarantined, deleted, moved, closed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from wander_hub.accounts import repository as accounts
-from wander_hub.accounts import service as account_service
 from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.storage import Storage
@@ -152,8 +150,7 @@ async def test_a_deleted_version_leaves_a_tombstone(published, make_wheel, run_o
 
 async def test_an_object_is_kept_while_something_needs_it(published, make_wheel, storage):
     hub = published
-    forked = await change(hub, "POST", f"{PATH}/fork", {"owner": "bob"}, user="bob")
-    assert forked.json()["parent"] == "alice/reverse-text@0.2.0"
+    await hub.publish(make_wheel(version="0.2.0"), owner="bob")
     digest = hashlib.sha256(make_wheel(version="0.2.0").build()).hexdigest()
     await change(hub, "DELETE", f"{PATH}/versions/0.2.0")
     assert storage.exists(digest)
@@ -277,56 +274,3 @@ async def test_transfers_never_use_a_name_twice(published, make_wheel):
     clash = await change(hub, "POST", f"{PATH}/transfer", {"owner": "bob", "name": "fresh"})
     assert (clash.status_code, clash.json()["code"]) == (409, "name_taken"), "its files are named like bob's"
     assert len((await page(hub))["files"]) == 2, "and nothing had moved"
-
-
-async def test_forks_know_their_parent_and_stay_private(hub, make_wheel):
-    spec = make_wheel()
-    await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
-    assert (await change(hub, "POST", f"{PATH}/fork", {"owner": "bob"}, user="bob")).status_code == 404
-    await change(hub, "PUT", f"{PATH}/members/bob", {"role": "reader"}, user="admin")
-    forked = await change(hub, "POST", f"{PATH}/fork", {"owner": "bob"}, user="bob")
-    assert (forked.status_code, forked.json()["parent"]) == (201, "alice/reverse-text@0.1.0")
-    assert forked.json()["private"]
-    assert (await hub.get("/api/v1/environments/bob/reverse-text")).status_code == 404
-    told = (await hub.get("/api/v1/owners/bob/audit", headers=hub.auth("bob"))).json()["data"]
-    assert [(one["action"], one["target"]) for one in told] == [("environment.fork", "bob/reverse-text")]
-    assert told[0]["detail"] == {"parent": "alice/reverse-text", "version": "0.1.0"}
-    assert "bob/" not in (await hub.get("/api/v1/owners/alice/audit", headers=hub.auth())).text
-    again = await change(hub, "POST", f"{PATH}/fork", {"owner": "bob"}, user="bob")
-    assert (again.status_code, again.json()["code"]) == (409, "name_taken")
-    forks = "/api/v1/environments/bob/reverse-text"
-    refused = await change(hub, "PUT", f"{forks}/visibility", {"private": False}, user="bob")
-    assert (refused.status_code, refused.json()["code"]) == (403, "parent_private")
-    await change(hub, "DELETE", f"{PATH}/members/bob")
-    mine = await hub.get("/api/v1/environments/bob/reverse-text", headers=hub.auth("bob"))
-    assert mine.json()["parent"] is None, "the parent is not his to see any more"
-
-
-async def test_forks_of_a_private_environment_become_public_with_consent(hub, make_wheel):
-    spec = make_wheel()
-    await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
-    await change(hub, "PUT", f"{PATH}/members/bob", {"role": "maintainer"}, user="admin")
-    with hub.database.write() as session:
-        bob = accounts.user_named(session, "bob")
-        account_service.add_member(session, "lab", bob)
-        account_service.add_member(session, "open", bob)
-    first, second = (f"/api/v1/environments/{owner}/reverse-text" for owner in ("bob", "lab"))
-    assert (await change(hub, "POST", f"{PATH}/fork", {"owner": "bob"}, user="bob")).status_code == 201
-    assert (await change(hub, "POST", f"{first}/fork", {"owner": "lab"}, user="bob")).status_code == 201
-
-    async def show(path: str, user: str, *, private: bool = False) -> int:
-        return (await change(hub, "PUT", f"{path}/visibility", {"private": private}, user=user)).status_code
-
-    moved = await change(hub, "POST", f"{second}/transfer", {"owner": "open"}, user="bob")
-    assert moved.status_code == 200, moved.text
-    second = "/api/v1/environments/open/reverse-text"
-    for path in (first, second):
-        assert await show(path, "bob") == 403, "neither the fork nor its fork, wherever it goes"
-        assert (await hub.get(path)).status_code == 404
-    assert await show(first, "bob", private=True) == 200
-    await change(hub, "PUT", f"{first}/members/alice", {"role": "owner"}, user="admin")
-    assert await show(first, "alice") == 200, "who may show both agrees by showing it"
-    assert await show(second, "bob") == 200, "it comes from one that is open to all now"
-    assert await show(first, "bob", private=True) == 200
-    assert await show(PATH, "alice") == 200
-    assert await show(first, "bob") == 200, "so does its parent"

@@ -137,7 +137,6 @@ ATTEMPTS = {
     ("PUT", ENVIRONMENT + "/status"): Attempt({"status": "archived"}),
     ("PUT", ENVIRONMENT + "/visibility"): Attempt({"private": False}),
     ("POST", ENVIRONMENT + "/transfer"): Attempt({"owner": "alice", "name": "other"}),
-    ("POST", ENVIRONMENT + "/fork"): Attempt({"owner": "team"}, status=201),
     ("POST", "/{owner}/legacy"): Attempt(),
     ("POST", "/{owner}/legacy/"): Attempt(),
     **{

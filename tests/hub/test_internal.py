@@ -94,19 +94,6 @@ async def test_search_follows_changes_of_visibility(internal):
     assert not await found(hub, "q=huose", {})
 
 
-async def test_a_fork_is_seen_by_no_more_than_its_parent(internal):
-    hub, bob = internal, internal.auth("bob")
-    forked = await hub.client.post(f"{PATH}/fork", json={"owner": "bob"}, headers=bob)
-    assert (forked.status_code, forked.json()["internal"]) == (201, True), forked.text
-    fork = "/api/v1/environments/bob/house-rules/visibility"
-    for body, status in ((PUBLIC, 403), (PRIVATE, 200), (INTERNAL, 200)):
-        assert (await hub.client.put(fork, json=body, headers=bob)).status_code == status, body
-    await hub.client.put(f"{PATH}/visibility", json=PRIVATE, headers=hub.auth())
-    await hub.client.put(fork, json=PRIVATE, headers=bob)
-    refused = await hub.client.put(fork, json=INTERNAL, headers=bob)
-    assert (refused.status_code, refused.json()["code"]) == (403, "parent_private")
-
-
 async def test_the_visibility_of_new_environments_is_a_setting_of_the_owner(hub, make_wheel):
     settings = {"private_by_default": True, "internal_by_default": True}
     path = "/api/v1/owners/alice/settings"

@@ -237,18 +237,14 @@ class Hub:
         environment: str,
         folder: str | os.PathLike[str] | None = None,
         *,
-        owner: str | None = None,
         name: str | None = None,
     ) -> Path:
-        """Create an environment from a version of another, and return the folder with its source.
-
-        The fork also appears on the hub, under your name or `owner`. With a new `name`, which is required to
-        fork your own environment, it appears on the hub when you publish it.
-        """
+        """Copy the source of a version of an environment, under a new `name` if it is given. Returns the
+        folder."""
         from wander_client.packages.origins.fork import fork
 
         place = None if folder is None else Path(folder)
-        return fork(self._session, parse_name(environment), place, owner=owner, name=name).folder
+        return fork(self._session, parse_name(environment), place, name).folder
 
     @called_from_python
     def install(self, environment: str, *, force: bool = False, lock: bool | None = None) -> Installed:

@@ -51,17 +51,3 @@ def attach(
     session.add(document)
     session.flush()
     return document
-
-
-def copy(session: Session, source: Version, target: Version) -> None:
-    """Copy all documents of a version to another version."""
-    for document in documents_of(session, source):
-        session.add(
-            VersionDocument(
-                version_id=target.id,
-                kind=document.kind,
-                sha256=document.sha256,
-                size=document.size,
-                created_at=now(),
-            )
-        )

@@ -71,9 +71,6 @@ class Environment(HasVisibility, Base):
     """Reason of an administrator's quarantine, during which nothing can be installed or published."""
     deleted_at: Mapped[datetime | None]
     """Time of the deletion. The row remains permanently, so that nobody else can take the name."""
-    parent_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
-    """Environment that this is a fork of."""
-    parent_version: Mapped[str | None] = mapped_column(String(100))
     owner: Mapped[Owner] = relationship(lazy="raise")
 
     @property

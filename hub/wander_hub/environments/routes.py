@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import Query
 from wander.wire import EnvironmentDetail, EnvironmentPage, VersionDetail
-from wander.wire.environments import DownloadHistory
 
 from wander_hub.environments import service
 from wander_hub.environments.schemas import EnvironmentFilter, Sort
@@ -40,14 +39,6 @@ def list_environments(
 def get_environment(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> EnvironmentDetail:
     """Show an environment with its newest version."""
     return service.detail(session, owner, name, base_url)
-
-
-@router.get("/{owner}/{name}/downloads", responses=refusals(404, 410, 422))
-def get_downloads(
-    session: ReadSession, owner: str, name: str, days: Annotated[int, Query(ge=1, le=366)] = 30
-) -> DownloadHistory:
-    """Return the downloads of an environment: the total, and the last days by version."""
-    return service.downloads(session, owner, name, days)
 
 
 @router.get("/{owner}/{name}/versions/{version}", responses=refusals(404, 422))

@@ -43,8 +43,6 @@ class EnvironmentFilter:
     deterministic: bool | None = None
     checked: bool | None = None
     license: str | None = None
-    requires: str | None = None
-    """Name of a distribution that the newest version requires."""
     sort: Sort | None = None
     """Order; None means relevance for a text search, otherwise the last update."""
 
@@ -64,7 +62,6 @@ class EnvironmentFilter:
             "kind": self.kind,
             "deterministic": self.deterministic,
             "license": self.license,
-            "requires": self.requires,
         }
         marks = [
             mark(name, value)

@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, column, func, literal_column, select, table, text
@@ -78,13 +78,12 @@ def words_of(text: str) -> list[str]:
     return _WORDS.findall("".join(letter for letter in plain if not unicodedata.combining(letter)))
 
 
-def marks_of(environment: Environment, latest: Version, requires: Iterable[str]) -> str:
+def marks_of(environment: Environment, latest: Version) -> str:
     """Return the marks for filters: facts about an environment and its newest version, surrounded by
     spaces."""
     check = latest.check_summary
     checked = latest.checked if latest.checked is not None else check is not None and not check["failed"]
     marks = [f"#{tag}" for tag in latest.tags]
-    marks += [f"requires:{name}" for name in requires]
     if latest.environment_kind:
         marks.append(mark("kind", latest.environment_kind))
     if latest.deterministic is not None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from functools import lru_cache
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version as Number
 from sqlalchemy.orm import Session
 from wander.wire import (
@@ -20,13 +17,12 @@ from wander.wire import (
     UploadWarning,
     VersionDetail,
 )
-from wander.wire.environments import DayOfDownloads, DownloadHistory
 from wander.wire.source_tree import SourceInfo
 
 from wander_hub import names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner
-from wander_hub.database import READER, fill, now
+from wander_hub.database import READER, fill
 from wander_hub.environments import browse, repository
 from wander_hub.environments.models import Environment, File, Version
 from wander_hub.environments.repository import ListedVersion
@@ -66,18 +62,6 @@ def detail(session: Session, owner: str, name: str, base_url: str) -> Environmen
         ],
         status_reason=reason_of(environment),
         successor=successor_of(environment),
-        parent=parent_of(session, environment),
-    )
-
-
-def downloads(session: Session, owner: str, name: str, days: int) -> DownloadHistory:
-    """Return the downloads of an environment: the total, and the last days by version."""
-    environment = find(session, owner, name)
-    days_back = timedelta(days=days - 1)
-    rows = repository.downloads_of(session, environment, now().date() - days_back)
-    return DownloadHistory(
-        total=environment.download_count,
-        days=[DayOfDownloads(day=day, version=version, downloads=count) for day, version, count in rows],
     )
 
 
@@ -104,14 +88,6 @@ def reason_of(environment: Environment) -> str | None:
 def successor_of(environment: Environment) -> str | None:
     """Return the replacement of a deprecated environment as `owner/name`, or None."""
     return environment.successor if environment.status == "deprecated" else None
-
-
-def parent_of(session: Session, environment: Environment) -> str | None:
-    """Return the fork's origin as `owner/name@version` if the reader may see it, otherwise None."""
-    if environment.parent_id is None:
-        return None
-    parent = repository.environment_numbered(session, environment.parent_id)
-    return f"{parent.label}@{environment.parent_version}" if parent else None
 
 
 def find(session: Session, owner: str, name: str) -> Environment:
@@ -246,9 +222,3 @@ def list_offered_files(environment: Environment, version: Version) -> list[File]
     if version.deleted_at is not None or environment.quarantine_reason is not None:
         return []
     return version.files
-
-
-def required_names(version: Version) -> list[str]:
-    """Return the names of the distributions that a version requires, except for those of its extras."""
-    requirements = [Requirement(text) for text in version.requires_dist]
-    return sorted({canonicalize_name(r.name) for r in requirements if "extra" not in str(r.marker)})

@@ -36,7 +36,7 @@ def refresh(session: Session, environment: Environment, *, without_runs: Version
     environment.summary = latest.summary
     environment.tags = latest.tags
     environment.version_count = sum(version.deleted_at is None for version in versions)
-    environment.marks = search.marks_of(environment, latest, service.required_names(latest))
+    environment.marks = search.marks_of(environment, latest)
     search.write(session, environment, latest)
     environment.updated_at = latest.uploaded_at
 

@@ -115,20 +115,6 @@ def transfer_environment(
     return _change(context, lambda session: life.move(session, *arguments))
 
 
-@router.post("/fork", status_code=201, responses=_REFUSALS)
-@audited("environment.fork")
-def fork_environment(
-    context: ForMaintainer, owner: str, name: str, body: TransferTarget
-) -> EnvironmentDetail:
-    """Create an environment under another owner from one version of this environment."""
-
-    def fork(session: Session) -> Environment:
-        context.database.lock_objects(session, exclusive=False)
-        return life.fork(session, context.settings, context.caller, owner, name, body)
-
-    return _change(context, fork)
-
-
 def _change(context: Context, work: Callable[[Session], Environment]) -> EnvironmentDetail:
     """Change an environment and return its new state."""
 

@@ -15,7 +15,7 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner
 from wander_hub.database import now
 from wander_hub.environments import documents, repository, service
-from wander_hub.environments.models import Environment, File, FormerName, Version
+from wander_hub.environments.models import Environment, FormerName, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.index import service as index
@@ -25,7 +25,6 @@ from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, rights
 from wander_hub.rights import repository as roles
 from wander_hub.settings import Settings
-from wander_hub.visibility import narrower
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks.events import describe_version as describe
 
@@ -111,16 +110,8 @@ def set_status(session: Session, caller: Identity, owner: str, name: str, wanted
 def set_visibility(
     session: Session, caller: Identity, owner: str, name: str, wanted: Visibility
 ) -> Environment:
-    """Make an environment public, internal or private.
-
-    A fork can only become more visible than its origin if the caller may change the visibility of the origin
-    as well.
-    """
+    """Make an environment public, internal or private."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
-    if not _parents_agree(session, caller, environment, wanted):
-        hint = "an owner of both the fork and its origin can change this"
-        detail = f"`{owner}/{name}` was forked from an environment that is not {wanted}"
-        raise HubProblem(403, "parent_private", detail, hint=hint)
     environment.visibility = wanted
     audit.about(session, visibility=wanted)
     _refresh(session, environment)
@@ -168,54 +159,6 @@ def move(
         index.write_root(session, old_owner)
         quotas.require_room(session, settings, target, quotas.OF_VERSIONS)
     return environment
-
-
-def fork(
-    session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: TransferTarget
-) -> Environment:
-    """Create an environment under another owner from one version of this environment, and record its
-    origin."""
-    parent = service.find(session, owner, name)
-    if parent.quarantine_reason is not None:
-        raise HubProblem(409, "environment_quarantined", f"`{owner}/{name}` is in quarantine")
-    source = _present_version(session, parent, place.version or "latest")
-    target = rights.owner_for(session, caller, "maintain", place.owner)
-    if place.name is not None and _new_name(place.name) != parent.name:
-        hint = "fork it, rename it in pyproject.toml and publish a version under the new name"
-        raise HubProblem(
-            422, "bad_name", "a fork must keep its name, because its files contain it", hint=hint
-        )
-    accounts.lock_owner(session, target)
-    if repository.find_taken(session, target.id, parent.name) is not None:
-        raise _name_taken(target, parent.name)
-    child = repository.add_environment(
-        *(session, target, parent.name),
-        latest_version=source.version,
-        listed=parent.listed,
-        visibility=narrower(parent.visibility, target.default_visibility),
-    )
-    # The entry belongs to the new owner. The owner of the parent may not even be allowed to see the fork.
-    new, old = f"{target.name}/{child.name}", parent.label
-    audit.about(session, whose=target.name, target=new, parent=old, version=source.version)
-    child.parent_id, child.parent_version = parent.id, source.version
-    copied = _copy(session, source, child, caller)
-    _refresh(session, child)
-    quotas.require_room(session, settings, target, quotas.OF_VERSIONS)
-    files = {file.filename: file.sha256 for file in source.files}
-    outbox.tell(session, child, "version.published", lambda: describe(session, child, copied, files))
-    return child
-
-
-def _parents_agree(session: Session, caller: Identity, environment: Environment, wanted: Visibility) -> bool:
-    """Return whether the caller may give all origins of an environment this visibility."""
-    while environment.parent_id is not None:
-        parent = session.get_one(Environment, environment.parent_id)  # regardless of who may see it
-        if narrower(parent.visibility, wanted) == wanted:
-            return True
-        if not rights.may(caller, "manage", parent):
-            return False
-        environment = parent
-    return True
 
 
 def _present_version(session: Session, environment: Environment, version: str) -> Version:
@@ -283,28 +226,3 @@ def plain_reason(reason: str | None) -> str | None:
     """Return a reason on one line, without control characters, because pages and terminals show it."""
     words = " ".join((reason or "").split())
     return "".join(letter for letter in words if letter.isprintable()) or None
-
-
-def _copy(session: Session, source: Version, child: Environment, caller: Identity) -> Version:
-    described = (
-        *("version", "summary", "requires_python", "requires_dist", "license", "tags", "entry_point"),
-        *("readme", "readme_html", "check_summary", "source"),
-        *("environment_kind", "deterministic", "checked"),
-    )
-    version = Version(
-        environment_id=child.id,
-        yanked=False,
-        uploaded_at=now(),
-        uploaded_by_id=caller.user_id,
-        **{name: getattr(source, name) for name in described},
-    )
-    session.add(version)
-    session.flush()
-    kept = ("filename", "kind", "size", "sha256", "core_metadata", "core_metadata_sha256", "warnings")
-    for file in source.files:
-        values = {name: getattr(file, name) for name in kept}
-        session.add(File(environment_id=child.id, version_id=version.id, uploaded_at=now(), **values))
-    documents.copy(session, source, version)
-    session.flush()
-    session.expire(version, ["files"])
-    return version

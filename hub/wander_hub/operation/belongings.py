@@ -15,7 +15,6 @@ from sqlalchemy import (
     Connection,
     Select,
     Table,
-    case,
     false,
     literal,
     null,
@@ -133,13 +132,6 @@ def statements(roots: Roots) -> Iterator[tuple[str, Select[Any]]]:
             if table.name == "users":
                 named.append(false().label("admin"))
             yield table.name, select(*named).where(table.c.id.in_(_named(table, roots)))
-        elif table.name == "environments":
-            kept = table.c.parent_id.in_(roots["environments"])
-            overrides: dict[str, ColumnElement[Any]] = {
-                "parent_id": case((kept, table.c.parent_id), else_=null()).label("parent_id"),
-            }
-            columns = [overrides.get(column.name, column) for column in table.c]
-            yield table.name, select(*columns).where(_belongs(table, roots))
         elif table in below:
             yield table.name, below[table]
 

@@ -22,7 +22,7 @@ _WORDS: dict[Permission, str] = {
     "read": "read",
     "results": "post results to",
     "publish": "publish to",
-    "maintain": "yank, deprecate or fork",
+    "maintain": "yank or deprecate",
     "manage": "manage",
 }
 

@@ -28,7 +28,6 @@ from wander_hub.leaderboards.filters import BoardFilter
 from wander_hub.lifecycle.locks import list_packages
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
-from wander_hub.runs import use
 from wander_hub.runs.chunks import rollout_at
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.storage import Storage, spare_missing
@@ -97,11 +96,8 @@ class EnvironmentView:
     """Curve of the proof of learning; empty without one."""
     status_reason: str | None
     successor: str | None
-    parent: str | None
     downloads: list[int]
     """Downloads per day, oldest day first."""
-    required_by: list[EnvironmentSummary]
-    forks: list[EnvironmentSummary]
     maintained: bool
     """Whether the visitor may change its settings."""
 
@@ -130,7 +126,6 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     with spare_missing(set()):  # a lost lock file shows up at its download
         locked = list_packages(visit.storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
     learning = version_checks.learning_info(visit.session, chosen.id)
-    required_by, forks = use.list_dependents(visit.session, found)
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", chosen.readme_html, count=1)
     readme = color_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
@@ -156,10 +151,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         learning_chart=_draw_learning(learning),
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
-        parent=environments.parent_of(visit.session, found),
         downloads=_count_downloads(visit.session, found),
-        required_by=required_by,
-        forks=forks,
         maintained=visit.caller is not None and rights.may(visit.caller, "maintain", found),
     )
 

@@ -98,13 +98,11 @@ class Reason(Body):
 
 
 class TransferTarget(Body):
-    """New owner and name of an environment or its copy, for a transfer, a renaming or a fork."""
+    """New owner and name of an environment, for a transfer or a renaming."""
 
     owner: str = Field(max_length=39)
     name: str | None = Field(default=None, max_length=200)
-    """New name; None keeps the old name. A fork always keeps it, because its files contain the name."""
-    version: str | None = Field(default=None, max_length=100)
-    """Version that a fork starts from; None means the newest."""
+    """New name; None keeps the old name."""
 
 
 class Whoami(Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import datetime
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -237,8 +237,6 @@ class EnvironmentDetail(EnvironmentSummary):
     status_reason: Text | None = None
     successor: Line | None = None
     """`owner/name` to use instead of a deprecated environment."""
-    parent: Line | None = None
-    """`owner/name@version` that the environment was forked from; None also if the reader may not see it."""
 
 
 class ArtifactInfo(Record):
@@ -361,45 +359,6 @@ class EnvironmentPage(Page):
     """A page of environments."""
 
     data: list[EnvironmentSummary]
-
-
-class DayOfDownloads(Record):
-    """The downloads of a version on a day."""
-
-    day: date
-    """Day in UTC."""
-    version: Release
-    downloads: Count
-
-
-class DownloadHistory(Record):
-    """Downloads of an environment. Downloads of the last few seconds may be missing."""
-
-    total: Count
-    """Number of downloads since the environment was created."""
-    days: list[DayOfDownloads] = Field(default_factory=list)
-    """Downloads by day, newest first; days without downloads are left out."""
-
-
-class ModelUse(Record):
-    """A model and the number of its runs."""
-
-    model: Line
-    runs: Count
-
-
-class UsedBy(Record):
-    """Environments, models and users that use an environment and that the caller may see."""
-
-    required_by: list[EnvironmentSummary] = Field(default_factory=list)
-    """Environments whose newest version requires this environment's distribution."""
-    forks: list[EnvironmentSummary] = Field(default_factory=list)
-    runs: Count = 0
-    """Number of public runs."""
-    models: list[ModelUse] = Field(default_factory=list)
-    """Models of the last 500 public runs, most used first."""
-    authors: list[Text] = Field(default_factory=list)
-    """Users who posted the last 500 public runs; the users with the most runs come first."""
 
 
 class RunPage(Page):

@@ -17,7 +17,7 @@ app = CommandGroup(
     read      read private environments; included in every other scope
     results   post runs
     publish   upload environments
-    manage    everything else: yank, deprecate, fork, roles, tokens
+    manage    everything else: yank, deprecate, roles, tokens
 
     A token with the scope `manage` can create other tokens, with the same or fewer scopes. If you revoke it,
     the tokens that it created are revoked, too.""",

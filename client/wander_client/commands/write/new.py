@@ -57,29 +57,24 @@ def fork(
     folder: Annotated[
         Path | None, Argument(help="folder for the source  [default: the environment's name]")
     ] = None,
-    owner: Annotated[str | None, Option(help="owner of the fork  [default: you]")] = None,
-    name: Annotated[str | None, Option(help="new name; required to fork your own environment")] = None,
+    name: Annotated[str | None, Option(help="new name of the environment")] = None,
 ) -> None:
-    """Create your own environment from a version of an existing environment.
+    """Copy the source of a version of an environment to a new folder.
 
     \b
     wander env fork acme/wordle
-    wander env fork acme/wordle@0.2.0 ./my-wordle --owner lab
+    wander env fork acme/wordle@0.2.0 ./my-wordle
     wander env fork acme/wordle --name harder-wordle
 
-    Without `--name`, the fork is on the hub immediately, and its page links to the original. With `--name`,
-    the fork is on the hub only after you publish it. In both cases, the source is copied to a new folder.
-    Change it there, raise `version` in pyproject.toml, and run `wander publish`.
+    Change the source there, and publish it under your own name with `wander publish`.
     """
     from wander_client.packages.origins.fork import fork
 
     here = current()
-    forked = fork(here, parse_name(environment), folder, owner=owner, name=name)
-    detail, shown = forked.detail, as_folder(forked.folder)
-    data = {} if detail is None else detail.model_dump(mode="json")
-    label = f"`{name}`" if detail is None else f"{detail.owner}/{detail.name}"
+    forked = fork(here, parse_name(environment), folder, name)
+    shown = as_folder(forked.folder)
     here.output.answer(
-        {**data, "parent": forked.source, "path": str(forked.folder.resolve())},
-        f"forked {forked.source} to {label}, with the source in {forked.folder}",
+        {"source": forked.source, "path": str(forked.folder.resolve())},
+        f"copied the source of {forked.source} to {forked.folder}",
     )
     here.output.next(f"wander check {shown}", f"wander publish {shown}")

@@ -1,11 +1,10 @@
-"""Fork an environment: on the hub, or only on the disk under a new name."""
+"""Fork an environment: copy the source of a version to a folder, with the same name or a new one."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import tomlkit
 from packaging.utils import (
@@ -19,9 +18,8 @@ from packaging.version import Version
 from wander.wire import VersionDetail
 from wander.wire.untrusted_text import read_project
 
-from wander_client.errors import ClientError, NotFound, UsageError, name_option
+from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
-from wander_client.names import environment_path
 from wander_client.packages.built_package import ENTRY_POINT_GROUP
 from wander_client.packages.needs import fetch_into
 from wander_client.packages.origins.source import unpack_source, unpack_wheel
@@ -29,52 +27,29 @@ from wander_client.packages.scaffold import package_name, require_free
 from wander_client.paths import path_below
 
 if TYPE_CHECKING:
-    from wander.wire import EnvironmentDetail
     from wander.wire.environments import FileInfo
 
     from wander_client.context import Invocation
     from wander_client.names import EnvironmentName
 
 
-@dataclass(frozen=True)
-class Forked:
+class Forked(NamedTuple):
     """The result of a fork."""
 
     folder: Path
     """The folder with the fork's source."""
     source: str
     """The forked version, as `owner/name@version`."""
-    detail: EnvironmentDetail | None
-    """The fork on the hub, or None for a fork with a new name, which must be published first."""
 
 
-def fork(
-    context: Invocation,
-    environment: EnvironmentName,
-    folder: Path | None,
-    *,
-    owner: str | None = None,
-    name: str | None = None,
-) -> Forked:
-    """Copy a version's source to a folder, and fork the environment on the hub.
-
-    With a new `name`, only the copy in the folder is renamed, and nothing changes on the hub: the published
-    files contain the old name, so the hub cannot copy them.
-    """
-    from wander.wire import EnvironmentDetail
-    from wander.wire.changes import TransferTarget
-
-    if name is not None and owner is not None:
-        raise UsageError(
-            "a fork with a new name has no owner until you publish it",
-            hint="pass " + name_option("owner") + " when you publish it",
-        )
+def fork(context: Invocation, environment: EnvironmentName, folder: Path | None, name: str | None) -> Forked:
+    """Copy a version's source to a folder, under a new name if it is given. Nothing changes on the hub."""
     new = None if name is None else package_name(name)
     place = (folder or Path(new or environment.name)).expanduser()
     require_free(place, f"choose another folder: `wander env fork {environment} FOLDER`")
     place.parent.mkdir(parents=True, exist_ok=True)
     with (
-        context.hub(login=new is None) as hub,
+        context.hub() as hub,
         tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as work,
     ):
         version = (
@@ -83,21 +58,10 @@ def fork(
             else hub.environment(environment.owner, environment.name).latest
         )
         source = bring_version(hub, context.settings.cache_dir, version, Path(work))
-        detail = None
         if new is not None:
             _rename(source / "pyproject.toml", new)
-        else:  # fork on the hub only after the source has been downloaded
-            target = (owner or hub.whoami().user).lower()
-            if (target, environment.name) == (environment.owner, environment.name):
-                raise UsageError(
-                    f"`{target}` already has an environment `{environment.name}`",
-                    hint="choose another name for the fork: " + name_option("name", "NEW-NAME"),
-                )
-            path = environment_path(environment.owner, environment.name, "fork")
-            copied = TransferTarget(owner=target, version=version.version)
-            detail = hub.change("POST", path, EnvironmentDetail, copied)
         source.replace(place)
-    return Forked(place, f"{version.owner}/{version.name}@{version.version}", detail)
+    return Forked(place, f"{version.owner}/{version.name}@{version.version}")
 
 
 def _rename(pyproject: Path, name: str) -> None:
