@@ -101,7 +101,6 @@ def test_a_mounted_volume_and_a_folder_of_a_hub_are_accepted(tmp_path: Path) -> 
 
 def test_options_that_need_another_option_are_rejected(tmp_path: Path, typed) -> None:
     for words, message in (
-        (("org", "members", "lab", "--role", "owner"), "`--role` requires `--add`"),
         (("user", "identity", "ada", "--issuer", "x"), "`--issuer` requires `--link` or `--unlink`"),
     ):
         status, _, err = typed(*words, "--data", str(tmp_path))
@@ -311,8 +310,8 @@ main.main()
     assert (done.returncode, done.stdout.strip()) == (0, __version__)
 
 
-@pytest.mark.parametrize("words", ["user add ada", "token list", "fsck", "quota list", "audit"])
-def test_a_mistyped_data_folder_is_not_created(tmp_path, monkeypatch, capsys, words):
+@pytest.mark.parametrize("words", ["user add ada", "token list", "fsck", "audit"])
+def test_a_data_folder_that_was_mistyped_becomes_no_hub(tmp_path, monkeypatch, capsys, words):
     monkeypatch.delenv("WANDER_HUB_DATABASE_URL", raising=False)
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "wrong name", tmp_path / "empty"):

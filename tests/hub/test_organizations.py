@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 
 import pytest
-from click.testing import CliRunner
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service
-from wander_hub.cli.main import app as command
 from wander_hub.http.problems import HubProblem
 from wander_hub.people import organizations
 from wander_hub.rights.tokens import authenticate
@@ -61,31 +58,14 @@ def test_the_number_of_organizations_per_user_is_limited(hub):
         assert organizations.make_organization(session, admin, closed, "mine").name == "mine"
 
 
-async def test_operators_create_fill_and_remove_organizations(hub, make_wheel, monkeypatch):
-    monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
-    monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
-
-    def run(*words: str, status: int = 0) -> str:
-        done = CliRunner().invoke(command, ["org", *words])
-        assert done.exit_code == status, done.output
-        return done.stdout
-
-    assert run("add", "lab", "--owner", "alice") == "created `lab`, owner: alice\n"
-    added = json.loads(run("members", "lab", "--add", "bob", "--role", "reader", "--json"))["data"]
-    assert [(one["user"], one["role"], one["state"]) for one in added] == [
-        ("alice", "owner", "member"),
-        ("bob", "reader", "member"),
-    ]
-    assert "bob" not in run("members", "lab", "--remove", "bob")
-    assert [one["name"] for one in json.loads(run("list", "--json"))["data"]] == ["lab"]
-    assert run("list").splitlines()[1].startswith("lab\talice\t")
+async def test_a_removed_organization_keeps_its_environments_and_nothing_else(hub, make_wheel):
+    await ask(hub, "POST", "/owners", json={"name": "lab"})
     spec = make_wheel()
     await hub.upload(spec.build(), spec.wheel_name, owner="lab")
     narrow = {"name": "ci", "scopes": ["publish"], "target": "lab"}
     hub.tokens["ci"] = (await ask(hub, "POST", "/tokens", json=narrow)).json()["token"]
     await ask(hub, "PUT", "/owners/lab/members/carol", json={"role": "reader"})
-    run("remove", "lab", status=2)
-    assert run("remove", "lab", "--yes").startswith("removed `lab`")
+    assert (await ask(hub, "DELETE", "/organizations/lab")).status_code == 204
     assert (await ask(hub, "GET", "/whoami", "ci")).status_code == 401
     assert (await ask(hub, "GET", "/owners/lab/members")).status_code == 404
     assert (await ask(hub, "GET", "/owners/lab/members", "admin")).json()["data"] == []

@@ -7,11 +7,9 @@ import json
 from collections import Counter
 
 import pytest
-from click.testing import CliRunner
 from small_models import checkpoint
 from staged_uploads import VERSIONS, StagedUpload, announced, pushed
 from wander_hub.audit import list_entries
-from wander_hub.cli.main import app as command
 
 QUOTA = "/api/v1/owners/alice/quota"
 BOTH = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
@@ -98,7 +96,7 @@ async def test_an_exhausted_quota_is_reported_before_the_upload(hub, make_wheel,
     needed = size + len(spec.build())
     assert refused.json()["errors"] == [{"limit": "stored_bytes", "allowed": needed - 1, "needed": needed}]
     assert f"would have {needed:,} stored bytes, but the limit is {needed - 1:,}" in refused.json()["detail"]
-    assert "wander-hub quota set alice" in refused.json()["hint"]
+    assert "wander env owner quota alice" in refused.json()["hint"]
     model = checkpoint(README_md=b"x" * size)
     large = await StagedUpload.begin_model(hub.client, hub.auth(), model)
     assert (large.opened.status_code, large.opened.json()["code"]) == (403, "quota_exceeded")
@@ -169,21 +167,3 @@ async def test_administrators_can_set_quotas_for_owners(hub, monkeypatch):
     assert [(one.actor, one.owner, one.detail) for one in told] == [
         ("admin", "alice", {"stored_bytes": "unlimited", "versions": None, "runs": 7})
     ]
-
-
-def test_the_command_shows_quotas(hub, monkeypatch):
-    monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
-    monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
-
-    def run(*words: str, status: int = 0) -> str:
-        done = CliRunner().invoke(command, ["quota", *words])
-        assert done.exit_code == status, done.output
-        return done.stdout
-
-    run("set", "alice", "--stored-bytes", "1MiB", "--runs", "unlimited")
-    assert run("show", "alice") == "stored bytes: 0, of 1,048,576 (set for this owner)\n" + (
-        "versions: 0, no limit\nruns: 0, no limit (set for this owner)\n"
-    )
-    assert run("list").splitlines()[1].split("\t")[0] == "alice"
-    assert json.loads(run("list", "--json"))["data"][0]["stored_bytes"]["allowed"] == 1024**2
-    run("set", "alice", "--versions", "many", status=2)

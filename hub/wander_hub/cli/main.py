@@ -45,9 +45,7 @@ COMMANDS = {
     "export": ("moving:export", "write environments, runs, boards and models to an archive"),
     "import": ("moving:bring", "import an archive into this hub"),
     "user": ("people:user", "add and manage users, and how they sign in"),
-    "org": ("organizations:organization", "create organizations and manage their members"),
     "token": ("tokens:token", "create, list and revoke API tokens"),
-    "quota": ("quotas:quota", "limit what owners may store"),
     "version": ("operation:version", "print the version"),
 }
 """Definition (`module:attribute` below this package) and summary of each command."""

@@ -30,7 +30,7 @@ def make_organization(session: Session, caller: Identity, settings: Settings, na
     owned = select(func.count()).select_from(Membership).join(Membership.owner).where(_is_organization())
     count = session.scalar(owned.where(Membership.user_id == user.id, Membership.role == "owner")) or 0
     if count >= settings.max_organizations and not caller.administers:
-        hint = "the hub's operator can create more: `wander-hub org add NAME --owner USER`"
+        hint = "an administrator of the hub can create more, and invite you as an owner"
         raise HubProblem(409, "too_many_organizations", f"you already own {count} organizations", hint=hint)
     return add_organization(session, name, user)
 
@@ -73,7 +73,7 @@ def find_organization(session: Session, name: str) -> Owner:
     name = names.normalize_owner(name)
     owner = session.scalar(select(Owner).where(Owner.name == name, _is_organization()))
     if owner is None:
-        hint = "`wander-hub org list` lists the organizations"
+        hint = "`wander auth org list` lists the owners in which you have a role"
         raise HubProblem(404, "owner_not_found", f"there is no organization `{name[:80]}`", hint=hint)
     return owner
 

@@ -178,7 +178,7 @@ def list_own(session: Session, settings: Settings) -> list[OwnerQuota]:
 
 def _refusal(owner: Owner, kind: Kind, allowed: int, needed: int) -> HubProblem:
     detail = f"with this, `{owner.name}` would have {needed:,} {_WORDS[kind]}, but the limit is {allowed:,}"
-    hint = f"see `wander env owner quota {owner.name}`; delete something, or ask the hub's operator"
-    hint += f" to raise the limit: `wander-hub quota set {owner.name}`"
+    hint = f"see `wander env owner quota {owner.name}`; delete something, or ask an administrator"
+    hint += " of the hub to raise the limit"
     exceeded = [{"limit": kind, "allowed": allowed, "needed": needed}]
     return HubProblem(403, "quota_exceeded", detail, hint=hint, errors=exceeded)
