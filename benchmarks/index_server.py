@@ -117,12 +117,10 @@ def before_nginx(work: Path, data: Path, stack: ExitStack) -> list[Server]:
         print("without nginx: it is not installed", file=sys.stderr)
         return []
     found = [stack.enter_context(servers.static_nginx(work, work / "static"))]
-    for name, public in (("wander, X-Accel", False), ("wander, nginx", True)):
-        own = work / f"hub{'-linked' if public else '-sent'}"
-        shutil.copytree(data, own)
-        settings = {"accel_prefix": "/_objects/", "public_files": str(public).lower()}
-        hub = stack.enter_context(servers.wander(work, own, own.name, **settings))
-        found.append(stack.enter_context(servers.nginx_before(work, hub, own, name, public=public)))
+    own = work / "hub-sent"
+    shutil.copytree(data, own)
+    hub = stack.enter_context(servers.wander(work, own, own.name, accel_prefix="/_objects/"))
+    found.append(stack.enter_context(servers.nginx_before(work, hub, own, "wander, nginx")))
     return found
 
 

@@ -43,13 +43,6 @@ STATIC_SERVER = """
   server {{ listen 127.0.0.1:{port}; root {static}; etag on;
     location /simple/ {{ index index.json; }} location /files/ {{ }} }}
 """
-PROXY_SERVER = """
-  upstream hub{port} {{ server 127.0.0.1:{hub}; keepalive 32; }}
-  server {{ listen 127.0.0.1:{port};
-    proxy_http_version 1.1; proxy_set_header Connection ""; proxy_set_header Host $host;
-    location / {{ proxy_pass http://hub{port}; }}
-    location /_objects/ {{ internal; alias {objects}/; }} }}
-"""
 
 
 @dataclass
@@ -204,15 +197,12 @@ def static_nginx(work: Path, static: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def nginx_before(work: Path, hub: Server, data: Path, name: str, *, public: bool) -> Iterator[Server]:
-    """Put nginx in front of a hub: as the hub configures it, or such that it asks the hub about each file."""
+def nginx_before(work: Path, hub: Server, data: Path, name: str) -> Iterator[Server]:
+    """Put nginx in front of a hub, configured as in `deploy/nginx`."""
     port, at = free_port(), hub.base.rpartition(":")[2]
     folder = work / name.replace(" ", "-")
     folder.mkdir()
-    if public:
-        listen, upstream = f"127.0.0.1:{port}", f"127.0.0.1:{at}"
-        servers = write_configuration(folder, listen=listen, upstreams=[upstream], data=data).read_text()
-    else:
-        servers = PROXY_SERVER.format(port=port, hub=at, objects=data / "objects")
+    listen, upstream = f"127.0.0.1:{port}", f"127.0.0.1:{at}"
+    servers = write_configuration(folder, listen=listen, upstreams=[upstream], data=data).read_text()
     with nginx(folder, servers, port) as process:
         yield Server(name, f"http://127.0.0.1:{port}", hub.simple, hub.wheel, process)

@@ -34,7 +34,6 @@ from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
 from wander_hub.index.direct import DirectIndex
 from wander_hub.index.downloads import FLUSH_SECONDS, DownloadCounter
-from wander_hub.index.public_files import FOLDER, keep_links
 from wander_hub.index.upstream import Upstream
 from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import environment_listing
@@ -330,7 +329,6 @@ def _routes() -> tuple[BaseRoute, ...]:
 
 def _start(settings: Settings, database: Database, storage: Storage) -> None:
     database.commit(bundled.ensure_owner)
-    keep_links(database, storage, settings.data / FOLDER, wanted=settings.public_files)
     if settings.bundled_packages:
         for filename in bundled.publish_bundled(database, storage, settings):
             logger.info("published `%s` under the owner `%s`", filename, BUNDLED_OWNER)

@@ -49,7 +49,6 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 READER = "reader"
 """Key of the session's `info` that holds the reader. Every query on environments depends on the reader."""
-PUBLIC_FILES = "public_files"
 """Key of the session's `info` that holds the links for nginx, if the hub maintains them."""
 FIRST_REVISION = "0100"
 """Schema revision of release 0.1.0."""

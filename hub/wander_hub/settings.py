@@ -6,10 +6,10 @@ import os
 from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.wire.people import PublisherKind
 
@@ -91,9 +91,6 @@ class Settings(BaseSettings):
     accel_prefix: str | None = None
     """Path of an `internal` nginx location for the folder of the files (`DATA/objects`), from which nginx
     then sends them itself. Set it only if every request comes through that nginx."""
-    public_files: bool = False
-    """Whether to maintain links to publicly downloadable files in `DATA/public`, so that nginx can send them
-    without asking the hub."""
     presigned_seconds: int = Field(default=0, ge=0, le=7 * 24 * 3600)
     """With an object store: validity of a presigned download address in seconds. Downloads are redirected
     to it; with 0, the hub sends the files itself."""
@@ -266,12 +263,6 @@ class Settings(BaseSettings):
             if not acceptable_address(issuer):
                 raise ValueError(f"the issuer `{issuer}` must be an https address")
         return issuers
-
-    @model_validator(mode="after")
-    def _links_lead_to_a_folder(self) -> Self:
-        if self.public_files and self.storage_url is not None:
-            raise ValueError("`public_files` requires files in the data folder, but `storage_url` is set")
-        return self
 
     @property
     def resolved_database_url(self) -> str:

@@ -96,7 +96,7 @@ def find_open_path(settings: Settings) -> Path | None:
 
 def folder_mode(settings: Settings) -> int:
     """Return the mode of the data folder, which also limits the mode of its files."""
-    return 0o750 if settings.accel_prefix is not None or settings.public_files else PRIVATE
+    return 0o750 if settings.accel_prefix is not None else PRIVATE
 
 
 def close_hint(path: Path) -> str:

@@ -14,9 +14,6 @@ import yaml
 from wander.wire.postings import MAX_CHUNK_BYTES
 from wander.wire.untrusted_text import LOCK, RUN_ANNOUNCEMENT
 from wander_hub.cli.main import app
-from wander_hub.http.middleware import BROWSER_HEADERS
-from wander_hub.http.responses import IMMUTABLE
-from wander_hub.index.public_files import FOLDER
 from wander_hub.posting.arrival import MAX_ARTIFACT_BYTES
 from wander_hub.settings import Settings
 from wander_hub.transfers.service import MOST_PART_BYTES
@@ -53,7 +50,7 @@ def test_the_image_uses_existing_files():
     assert all((ROOT / name).exists() for name in copied)
 
 
-def test_nginx_passes_the_largest_request_on_and_sends_files_with_the_headers_of_the_hub():
+def test_nginx_passes_the_largest_request_on():
     text = (ROOT / "deploy/nginx/wander.conf").read_text()
     settings = Settings()
     largest = max(
@@ -62,10 +59,6 @@ def test_nginx_passes_the_largest_request_on_and_sends_files_with_the_headers_of
     )
     (allowed,) = re.findall(r"client_max_body_size (\d+)m;", text)
     assert int(allowed) << 20 >= largest + (1 << 20)
-    files = (ROOT / "deploy/nginx/wander-files.conf").read_text()
-    for name, value in {**BROWSER_HEADERS, "Cache-Control": IMMUTABLE}.items():
-        assert f'add_header {name} "{value}";' in files
-    assert f'root "/srv/wander/{FOLDER}";' in files
 
 
 HELM = Path(sys.executable).with_name("helm")

@@ -275,18 +275,6 @@ def test_a_taken_port_is_named_and_leaves_no_data(tmp_path, typed):
     assert not (tmp_path / "data").exists()
 
 
-def test_contradictory_settings_are_one_plain_error(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WANDER_HUB_STORAGE_URL", "s3://files")
-    monkeypatch.setenv("WANDER_HUB_PUBLIC_FILES", "true")
-    monkeypatch.setattr(sys, "argv", ["wander-hub", "migrate", "--data", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "error: the settings conflict: `public_files`" in said
-    assert "Value error" not in said
-
-
 @pytest.mark.parametrize("error", [KeyError, OSError])
 def test_a_user_id_without_a_name_is_supported(monkeypatch, error):
     def nobody() -> str:

@@ -134,8 +134,7 @@ def _explain_failure(error: Exception) -> tuple[str, str | None, int] | None:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        return f"setting `{name}`: {message}" if name else f"the settings conflict: {message}", None, 2
+        return f"setting `{name}`: {first['msg'].removeprefix('Value error, ')}", None, 2
     if isinstance(error, DatabaseError):
         hint = "check `--data` and `WANDER_HUB_DATABASE_URL`"
         return f"the database does not work: {error.orig}", hint, 2

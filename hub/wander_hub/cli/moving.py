@@ -78,14 +78,11 @@ def bring(
     wander-hub import hub.tar
     wander-hub import games.tar --as old-games
     """
-    from wander_hub.index.public_files import FOLDER, PublicFiles
     from wander_hub.operation import imports
 
     settings = read_settings(data=data)
     with open_database(settings, make=True) as database:
         storage = Storage.of(settings)
-        if settings.public_files:
-            PublicFiles(database, storage, settings.data / FOLDER).attach()
         counts = imports.bring(
             database,
             storage,

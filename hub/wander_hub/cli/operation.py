@@ -52,18 +52,16 @@ def fsck(repair: bool, quick: bool, data: Path | None, as_json: bool) -> None:
     Exit status: 0 if there are no faults or all were repaired, 1 if faults remain.
     """
     from wander_hub.fsck import check as checks
-    from wander_hub.index.public_files import FOLDER, PublicFiles
     from wander_hub.verification.worker import confine
 
     settings = read_settings(data=data)
     findings = []
     with open_database(settings) as database:
         storage = Storage.of(settings)
-        links = PublicFiles(database, storage, settings.data / FOLDER) if settings.public_files else None
         # If another machine runs the jobs, this machine does not need a sandbox.
         verified = confine(settings) if settings.serve_jobs else settings
         for finding in checks.find_mismatches(
-            database, storage, repair=repair, quick=quick, links=links, settings=verified
+            database, storage, repair=repair, quick=quick, settings=verified
         ):
             findings.append(finding)
             if not as_json:

@@ -29,7 +29,6 @@ from wander_hub.identity import HUB
 from wander_hub.index import repository as pages
 from wander_hub.index import service as index
 from wander_hub.index.models import IndexPage
-from wander_hub.index.public_files import PublicFiles
 from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import environment_listing, placement
 from wander_hub.leaderboards.models import Board, BoardEntry
@@ -92,7 +91,6 @@ def find_mismatches(
     *,
     repair: bool = False,
     quick: bool = False,
-    links: PublicFiles | None = None,
     settings: Settings | None = None,
 ) -> Iterator[Mismatch]:
     """Yield all faults; `quick` compares the sizes of objects without reading them.
@@ -124,14 +122,6 @@ def find_mismatches(
     for owner_id in owners:
         yield from _owner(database, owner_id, repair=repair)
     yield from _jobs(database, settings or Settings(verification="off"), repair=repair)
-    if links is not None:
-        wrong_links, missing = links.compare()
-        if repair:
-            links.repair()
-        for path in sorted(wrong_links):
-            yield Mismatch("link_extra", str(path), "nginx would send this private file", repaired=repair)
-        for path in sorted(missing):
-            yield Mismatch("link_missing", str(path), "nginx asks the hub for this file", repaired=repair)
 
 
 def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[Mismatch]:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from wander_hub import names
 from wander_hub.accounts.models import Owner
-from wander_hub.database import PUBLIC_FILES, READER
+from wander_hub.database import READER
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment, File
@@ -18,7 +18,6 @@ from wander_hub.http.problems import HubProblem, Moved
 from wander_hub.identity import Identity
 from wander_hub.index import namespaces, rendering, repository
 from wander_hub.index.negotiation import JSON_V1
-from wander_hub.index.public_files import PublicFiles
 from wander_hub.index.schemas import Absent, IndexedProject, NamespaceInfo, RenderedPage
 from wander_hub.names import BUNDLED_OWNER
 
@@ -35,13 +34,6 @@ def write_pages(session: Session, environment: Environment, *, as_listed: bool =
         repository.note_private(session, environment.owner_id, projects)
     present = repository.pages_of(session, environment.id, whole=False)
     gone = [page for page in present if page.owner_id != environment.owner_id or page.project not in projects]
-    links: PublicFiles | None = session.info.get(PUBLIC_FILES)
-    if links is not None:
-        offered = {
-            name: {file.filename: file.sha256 for file in project.files} for name, project in projects.items()
-        }
-        places = [(session.get_one(Owner, page.owner_id).name, page.project) for page in gone]
-        links.changed(session, environment, offered, places)
     for page in gone:
         session.delete(page)
     session.flush()
