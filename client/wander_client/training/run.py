@@ -50,7 +50,7 @@ from wander_client.names import looks_like_path
 from wander_client.runs.lookup import resumable_folder
 from wander_client.runs.own_records import COMMAND_FILE, restore_if_refused, write_command
 from wander_client.terminal.output import counted
-from wander_client.training.panel import open_display
+from wander_client.training.progress import TrainingProgress
 from wander_client.training.text import repeat_alerts
 
 if TYPE_CHECKING:
@@ -457,7 +457,7 @@ def run_training(
         return environments.pin(choice)
 
     with (
-        open_display(f"training on {command.label}", folder, context.output) as display,
+        TrainingProgress("training", folder, context.output) as display,
         restore_if_refused(folder / COMMAND_FILE),
     ):
         return train_grpo(

@@ -95,11 +95,11 @@ def test_a_received_fine_tuning_is_not_continued(rows: str, wander: Wander, home
 def test_a_received_run_continues_with_typed_settings(
     wander: Wander, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wander_client.training.panel import PlainSteps
+    from wander_client.training.progress import TrainingProgress
 
-    show = PlainSteps.show
+    show = TrainingProgress.show
 
-    def interrupt(lines: PlainSteps, entry: dict[str, object]) -> None:
+    def interrupt(lines: TrainingProgress, entry: dict[str, object]) -> None:
         show(lines, entry)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -108,7 +108,7 @@ def test_a_received_run_continues_with_typed_settings(
     (home / "grpo.toml").write_text(SETTINGS)
     begin = ("train", TICTACTOE, "grpo.toml", "--model", "tiny")
     with monkeypatch.context() as patch:
-        patch.setattr(PlainSteps, "show", interrupt)
+        patch.setattr(TrainingProgress, "show", interrupt)
         assert wander(*begin, "--out", "run").status == 130
     shutil.copytree("run", "moved")
     monkeypatch.setenv("WANDER_STATE_DIR", str(home / "of-the-receiver"))

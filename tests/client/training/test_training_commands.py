@@ -232,21 +232,21 @@ def test_impossible_workers_are_usage_errors(
 def test_an_interrupt_keeps_a_checkpoint_to_resume_from(
     wander: Wander, tiny: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wander_client.training.panel import PlainSteps
+    from wander_client.training.progress import TrainingProgress
 
-    show = PlainSteps.show
+    show = TrainingProgress.show
 
-    def interrupt(lines: PlainSteps, entry: dict[str, object]) -> None:
+    def interrupt(lines: TrainingProgress, entry: dict[str, object]) -> None:
         show(lines, entry)
         if entry["step"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
     (home / "grpo.toml").write_text(SETTINGS)
-    monkeypatch.setattr(PlainSteps, "show", interrupt)
+    monkeypatch.setattr(TrainingProgress, "show", interrupt)
     stopped = wander("train", TICTACTOE, "grpo.toml", "--model", "tiny", "--out", "run")
     assert stopped.status == 130
     assert "wander train --resume run" in stopped.err
-    monkeypatch.setattr(PlainSteps, "show", show)
+    monkeypatch.setattr(TrainingProgress, "show", show)
     resumed = wander("train", "--resume", "run", "--json")
     assert resumed.data["steps"] == 3
     steps = [json.loads(line)["step"] for line in (home / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import Wander
-from wander_client.training.panel import PlainSteps
+from wander_client.training.progress import TrainingProgress
 
 TICTACTOE = Path(__file__).parents[3] / "environments" / "tictactoe"
 SETTINGS = """
@@ -61,15 +61,15 @@ def tiny(wander: Wander, source: Path, home: Path) -> Path:
 @pytest.fixture
 def stopped(wander: Wander, source: Path, tiny: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was stopped after its second step."""
-    show = PlainSteps.show
+    show = TrainingProgress.show
 
-    def interrupt(lines: PlainSteps, entry: dict[str, Any]) -> None:
+    def interrupt(lines: TrainingProgress, entry: dict[str, Any]) -> None:
         show(lines, entry)
         if entry["step"] == 1:  # seen at the end of the next one
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PlainSteps, "show", interrupt)
+        patch.setattr(TrainingProgress, "show", interrupt)
         done = wander("train", str(source), "grpo.toml", "--model", str(tiny), "--out", "run")
     assert done.status == 130, done.err
     return home / "run"
