@@ -22,7 +22,7 @@ from wander_client.runs.lookup import SUITE_FILE, require_same_folder
 from wander_client.runs.shards import require_no_shards, require_run
 from wander_client.suites.file import Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import EvaluationOutcome, describe_spending, play_suite, prepare, share_budget
-from wander_client.suites.table import SuiteTable
+from wander_client.suites.progress import SuiteProgress
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
@@ -64,9 +64,8 @@ def play(context: Invocation, options: dict[str, Any], flags: CommandFlags) -> i
         "endpoint\n"
         f"saving to {folder}"
     )
-    table = SuiteTable(output, [item.run.name for item in ready])
-    with table.show():
-        outcomes = asyncio.run(play_suite(context, suite, ready, table, budget))
+    shown = SuiteProgress(output, [item.run.name for item in ready])
+    outcomes = asyncio.run(play_suite(context, suite, ready, shown, budget))
     return _report(suite, folder, outcomes, budget, flags.fail_under, output)
 
 

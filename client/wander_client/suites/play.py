@@ -27,7 +27,7 @@ from wander_client.models.pool import ModelPool
 from wander_client.models.reference import is_local_model
 from wander_client.names import is_scripted
 from wander_client.suites.file import Suite, SuiteRun
-from wander_client.suites.table import SuiteTable
+from wander_client.suites.progress import SuiteProgress
 
 if TYPE_CHECKING:
     from wander.evals.run.budget import SharedBudget
@@ -128,7 +128,7 @@ async def play_suite(
     context: Invocation,
     suite: Suite,
     ready: list[Ready],
-    table: SuiteTable,
+    shown: SuiteProgress,
     budget: SharedBudget | None,
     *,
     models: ModelPool | None = None,
@@ -145,13 +145,13 @@ async def play_suite(
         common = Common(pool, asyncio.Semaphore(suite.evaluations_at_once), stop, budget)
         with stop_on_signals(stop):
             playing = [
-                asyncio.create_task(_play(item, number, table, common)) for number, item in enumerate(ready)
+                asyncio.create_task(_play(item, number, shown, common)) for number, item in enumerate(ready)
             ]
 
             async def cancel_waiting() -> None:
                 # Evaluations that are playing stop by themselves and save their rollouts.
                 await stop.requested.wait()
-                for task, row in zip(playing, table.rows, strict=True):
+                for task, row in zip(playing, shown.rows, strict=True):
                     if row.state in ("waiting", "starting"):
                         task.cancel()
 
@@ -165,10 +165,10 @@ async def play_suite(
                 await asyncio.gather(*playing, watching, return_exceptions=True)
 
 
-async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) -> EvaluationOutcome:
+async def _play(ready: Ready, number: int, shown: SuiteProgress, common: Common) -> EvaluationOutcome:
     run, run_dir = ready.run, ready.evaluation.run_dir
     if ready.finished is not None:
-        table.set_state(number, "kept", "already complete")
+        shown.set_state(number, "kept", "already complete")
         return EvaluationOutcome(run, run_dir, "kept", *ready.finished)
     from wander.evals.run.budget import Share
 
@@ -176,12 +176,12 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
     try:
         async with common.slots:
             if common.budget is not None and common.budget.spent is not None:
-                table.set_state(number, "partial", "the budget is spent")
+                shown.set_state(number, "partial", "the budget is spent")
                 return EvaluationOutcome(run, run_dir, "partial")
-            table.set_state(number, "starting")
+            shown.set_state(number, "starting")
             result = await run_evaluation(
                 ready.evaluation,
-                Listeners(on_progress=lambda progress: table.set_progress(number, progress)),
+                Listeners(on_progress=lambda progress: shown.set_progress(number, progress)),
                 pool=common.pool,
                 stop=common.stop,
                 share=None if common.budget is None else Share(common.budget, run.folder),
@@ -199,7 +199,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
             raise
     except Exception as error:  # noqa: BLE001 - reported, so that the other evaluations continue
         outcome = EvaluationOutcome(run, run_dir, "failed", error=explain(error))
-    table.set_state(number, outcome.state, str(outcome.error or stall or ""))
+    shown.set_state(number, outcome.state, str(outcome.error or stall or ""))
     return outcome
 
 

@@ -21,7 +21,7 @@ from wander_client.evaluate.settings import BUDGETS, EvaluationSettings
 from wander_client.runs.shards import SHARDS_FILE, parts_of, require_free, require_run, run_of
 from wander_client.suites.file import Suite, name_run
 from wander_client.suites.merge import Merged, merge_part, merge_suite
-from wander_client.suites.table import SuiteTable
+from wander_client.suites.progress import SuiteProgress
 
 from wander_ray.cluster import Head, NodeError, Versions, connected, failed
 from wander_ray.coordinator import Coordinator, Overview
@@ -345,7 +345,7 @@ def _wait(
     The first Ctrl-C stops them in an orderly way, the second one immediately. An error that prevents a shard
     from being played has the same effect as the first one.
     """
-    table = SuiteTable(output, [run.name for run in suite.runs])
+    shown = SuiteProgress(output, [run.name for run in suite.runs])
     problems: list[NodeError] = []
     head, asked = Head(ray), 0
 
@@ -354,7 +354,7 @@ def _wait(
         asked += 1
         coordinator.stop.remote()
 
-    with _on_signals(stop), table.show():
+    with _on_signals(stop):
         while refs:
             done, refs = ray.wait(refs, num_returns=len(refs), timeout=_LOOK_SECONDS)
             for ref in done:
@@ -365,7 +365,7 @@ def _wait(
             overview: Overview = ray.get(coordinator.look.remote())
             for number, run in enumerate(suite.runs):
                 if parts := overview.progress.get(run.folder):
-                    table.set_progress(number, _sum(parts))
+                    shown.set_progress(number, _sum(parts))
     return problems, overview, asked > 0
 
 

@@ -26,7 +26,7 @@ from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.runs.lookup import SUITE_FILE
 from wander_client.suites.file import Suite
 from wander_client.suites.play import play_suite, prepare, share_budget
-from wander_client.suites.table import SuiteTable
+from wander_client.suites.progress import SuiteProgress
 from wander_client.terminal.output import Output
 
 from wander_ray.cluster import NodeError, Versions
@@ -83,11 +83,11 @@ class _Seat:
         """Register the shard."""
         await self._coordinator.begin.remote(self._number, self._attempt)
 
-    async def report(self, table: SuiteTable, folders: list[str]) -> int:
+    async def report(self, shown: SuiteProgress, folders: list[str]) -> int:
         """Report the progress, read the state of the budget, and return the number of requested stops."""
         progress = {
             folder: row.progress
-            for folder, row in zip(folders, table.rows, strict=True)
+            for folder, row in zip(folders, shown.rows, strict=True)
             if row.progress is not None
         }
         stop, said = await self._coordinator.report.remote(
@@ -164,10 +164,10 @@ async def _play(job: ShardJob, seat: _Seat, actors: Actors) -> list[NodeError]:
         if shared is not None:
             seat.budget = _ToldBudget(shared.tokens, shared.usd, shared.earlier)
         folders = [each.run.folder for each in ready]
-        table = SuiteTable(context.output, [each.run.name for each in ready])
-        async with _reporting(seat, table, folders, stop):
+        shown = SuiteProgress(context.output, [each.run.name for each in ready])
+        async with _reporting(seat, shown, folders, stop):
             pool = _RayPool(context, suite.concurrency, job.number, actors)
-            outcomes = await play_suite(context, suite, ready, table, seat.budget, models=pool, stop=stop)
+            outcomes = await play_suite(context, suite, ready, shown, seat.budget, models=pool, stop=stop)
     # If all rollouts failed, the merged record reports it.
     broken = [each for each in outcomes if each.error is not None and each.summary is None]
     return [NodeError.of(each.error, each.run.name) for each in broken if each.error is not None]
@@ -175,14 +175,14 @@ async def _play(job: ShardJob, seat: _Seat, actors: Actors) -> list[NodeError]:
 
 @contextlib.asynccontextmanager
 async def _reporting(
-    seat: _Seat, table: SuiteTable, folders: list[str], stop: StopRequest
+    seat: _Seat, shown: SuiteProgress, folders: list[str], stop: StopRequest
 ) -> AsyncIterator[None]:
     """Report four times a second while the block runs, and at its end."""
     asked = 0
 
     async def report() -> None:
         nonlocal asked
-        now = await seat.report(table, folders)
+        now = await seat.report(shown, folders)
         for _ in range(now - asked):
             stop.request()
         asked = max(asked, now)
