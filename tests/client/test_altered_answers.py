@@ -59,7 +59,6 @@ COMMANDS: list[list[str]] = [
     ["runs", "evidence", RUN_ID],
     ["runs", "verify", RUN_ID, "--no-wait"],
     ["runs", "compare", RUN_ID, RUN_ID],
-    ["runs", "diff", RUN_ID, RUN_ID],
     ["runs", "replay", RUN_ID],
     ["runs", "rerun", RUN_ID],
     ["runs", "regrade", "--env", "admin/say-env@0.1.0", RUN_ID],

@@ -50,50 +50,6 @@ def test_show_works_for_a_run_without_rollouts(wander: Wander, pair: list[str]) 
     assert (shown.data["sha256"], shown.data["breakdown"]["summary"]["rollouts"]) == (None, 0)
 
 
-def test_diff_shows_inputs_rewards_and_first_different_message(wander: Wander, pair: list[str]) -> None:
-    shown = wander("runs", "diff", *pair)
-    assert shown.status == 0, shown.err
-    assert "model.name\tbefore\tafter" in shown.out
-    assert (
-        "0 rollouts the same, 2 with different messages and the same reward, 2 with a different reward"
-        in shown.out
-    )
-    assert "2\t0\t0.5\t0\n0\t0\t0\t1\n" in shown.out, "the loss comes first"
-    assert "0/0: the runs differ from message 1" in shown.out
-    assert "-two\n+TWO\n three" in shown.out
-    data = wander("runs", "diff", *pair, "--json").data
-    assert [one["field"] for one in data["manifest"]] == ["model.name"]
-    assert [(one["example_id"], one["before"], one["after"]) for one in data["changed"]] == [
-        ("2", 0.5, 0.0),
-        ("0", 0.0, 1.0),
-    ]
-    assert data["first_difference"]["place"] == 1
-
-
-def test_diff_of_a_run_with_itself_finds_nothing(wander: Wander, pair: list[str]) -> None:
-    shown = wander("runs", "diff", pair[0], pair[0], "--example", "3")
-    assert "both runs have the same pinned inputs" in shown.out
-    assert "4 rollouts the same, 0 with different" in shown.out
-    assert "the messages of `3` are the same in both runs" in shown.out
-    missing = wander("runs", "diff", pair[0], pair[0], "--example", "9/1")
-    assert missing.status == 3
-    assert "has no rollout `9/1`" in missing.err
-
-
-def test_diff_warns_if_an_id_may_name_different_examples(wander: Wander, home: Path, pair: list[str]) -> None:
-    assert "with the same ID may differ" not in wander("runs", "diff", *pair).err
-    other = write_run(home / "runs" / "harder", rewards=[0.0] * 4, arguments={"level": 2})
-    shown = wander("runs", "diff", pair[0], str(other))
-    assert "the runs differ in arguments: examples with the same ID may differ" in shown.err
-
-
-def test_diff_shows_examples_of_only_one_run(wander: Wander, home: Path, pair: list[str]) -> None:
-    longer = str(write_run(home / "runs" / "longer", rewards=[0.0] * 6, said="other"))
-    data = wander("runs", "diff", pair[0], longer, "--json").data
-    assert (data["only_before"], data["only_after"]) == (0, 2)
-    assert "2 only in the second" in wander("runs", "diff", pair[0], longer).out
-
-
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "folder"])
 def test_export_writes_rows_of_several_runs(wander: Wander, home: Path, pair: list[str], name: str) -> None:
     done = wander("runs", "export", *pair, "-o", name, "--json")
@@ -173,7 +129,6 @@ def test_show_prints_the_level_of_a_posted_run(hub: HubRoom, home: Path) -> None
     posted = hub.http.get(f"/api/v1/runs/{run_id}").json()["summary"]
     assert posted == here["breakdown"]["summary"], "the hub computes the same numbers"
     assert f"/runs/{run_id}" in hub.wander("runs", "show", run_id).out
-    assert hub.wander("runs", "diff", run_id, str(home / "gone" / "one"), "--json").data["same"] == 2
 
 
 def test_a_rollout_marks_messages_hidden_from_a_turn() -> None:

@@ -80,7 +80,7 @@ LATER = (
     "auth logout",
 )
 """Commands that take something away, in the order in which they run after all others."""
-MAY_DIFFER = ("runs rerun", "runs compare", "runs diff", "runs replay", "check")
+MAY_DIFFER = ("runs rerun", "runs compare", "runs replay", "check")
 """Commands whose exit status 1 is an answer about what they looked at."""
 
 

@@ -78,7 +78,6 @@ COMMANDS: dict[str, Entry] = {
     "runs list": Entry("run.runs:list_runs", "list runs on this machine, or posted runs (`--posted`)"),
     "runs search": Entry("run.search_rollouts:search_rollouts", "search the rollouts of all runs on the hub"),
     "runs show": Entry("run.runs:show", "show a run: its pinned inputs, results and files"),
-    "runs diff": Entry("run.runs:diff", "show how two runs differ, down to the first message"),
     "runs compare": Entry("run.compare:compare", "test whether one run does better than another"),
     "runs merge": Entry("run.merge:merge", "merge the shards of a run"),
     "runs report": Entry("run.runs:report", "report on runs as text or Markdown"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from wander.wire import RunDetail
 
     from wander_client.hub.api import HubApi
-    from wander_client.runs.diff import MessageDifference, RunDiff
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Cell
 
@@ -187,93 +185,6 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     if training is not None:
         output.next(f"wander runs plot {run or source.location}")
     output.next(f"wander view {run or source.location}")
-
-
-def diff(
-    before: Annotated[str, Argument(help="folder or run ID")],
-    after: Annotated[str, Argument(help="folder or run ID")],
-    example: Annotated[
-        str | None, Option(help="show where the messages of this EXAMPLE or EXAMPLE/INDEX first differ")
-    ] = None,
-    limit: Annotated[int, Option(min=0, help="number of changed rollouts to list")] = 20,
-) -> None:
-    """Show how two runs differ: pinned inputs, rewards, and the first message that differs.
-
-    \b
-    wander runs diff runs/before runs/after
-    wander runs diff RUN_ID runs/mine --example 17/0
-    wander runs diff runs/before runs/after --json
-
-    `wander runs compare` tests whether one run does better than the other.
-    """
-    from wander_client.runs.diff import diff_runs, first_difference
-    from wander_client.runs.lookup import find_run
-
-    output = current().output
-    first, second = find_run(current(), before), find_run(current(), after)
-    difference = diff_runs(first, second)
-    key = _key(example) if example is not None else difference.first_key
-    message = first_difference(first, second, key) if key is not None else None
-    data = {
-        "before_run": first.manifest.run_id,
-        "after_run": second.manifest.run_id,
-        **asdict(difference),
-        "first_difference": None if message is None else vars(message),
-    }
-    if difference.other_questions:
-        differ = " and ".join(difference.other_questions)
-        output.warn(f"the runs differ in {differ}: examples with the same ID may differ")
-    output.answer(data, lambda: _show_diff(difference, message, example, limit))
-
-
-def _key(word: str) -> tuple[str, int]:
-    example, slash, index = word.rpartition("/")
-    return (example, int(index)) if slash and index.isdecimal() else (word, 0)
-
-
-def _show_diff(
-    difference: RunDiff, message: MessageDifference | None, example: str | None, limit: int
-) -> None:
-    from wander_client.runs.diff import message_difference_lines
-    from wander_client.runs.text import shorten
-    from wander_client.terminal.output import counted
-
-    output = current().output
-    if difference.manifest:
-        fields: list[list[Cell]] = [
-            [field.field, shorten(str(field.before)), shorten(str(field.after))]
-            for field in difference.manifest
-        ]
-        output.table(["field", "before", "after"], fields, shrink=["before", "after"])
-    else:
-        output.line("both runs have the same pinned inputs")
-    output.line()
-    output.line(
-        f"{counted(difference.same, 'rollout')} the same, {difference.said_otherwise:,} with different "
-        f"messages and the same reward, {len(difference.changed):,} with a different reward"
-    )
-    if difference.only_before or difference.only_after:
-        output.line(
-            f"{difference.only_before:,} only in the first run, {difference.only_after:,} only in the second"
-        )
-    if difference.changed[:limit]:
-        rows: list[list[Cell]] = [
-            [
-                change.example_id,
-                change.index,
-                change.failed_before or change.before,
-                change.failed_after or change.after,
-            ]
-            for change in difference.changed[:limit]
-        ]
-        output.line()
-        output.table(["example", "index", "before", "after"], rows, shrink=["example"])
-    if message is not None:
-        output.line()
-        for line, style in message_difference_lines(message):
-            output.line(line, style=style)
-    elif example is not None:
-        output.line(f"the messages of `{example}` are the same in both runs")
 
 
 def export_runs(
@@ -462,8 +373,8 @@ def _require_posted(posted: RunDetail, folder: Path) -> None:
             raise ClientError(
                 f"`{folder}` differs from the posted run `{posted.run_id}`: sha256:{parcel.sha256} here, "
                 f"sha256:{posted.sha256} on the hub",
-                hint=f"compare them with `wander runs diff {shlex.quote(str(folder))} {posted.run_id}`, or "
-                f"show the posted run with `wander runs evidence {posted.run_id}`",
+                hint=f"compare them with `wander runs compare {shlex.quote(str(folder))} {posted.run_id}`, "
+                f"or show the posted run with `wander runs evidence {posted.run_id}`",
                 code="not_as_posted",
             )
 
