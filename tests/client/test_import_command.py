@@ -79,7 +79,7 @@ def test_an_import_needs_a_login_before_anything_is_fetched(hub):
     assert missing.status == 3
 
 
-@pytest.mark.parametrize("command", ["path", "git", "prime", "results"])
+@pytest.mark.parametrize("command", ["path", "git", "results"])
 def test_every_kind_of_import_has_help(wander, command):
     assert f"wander env import {command}" in wander("env", "import", command, "--help").out
 

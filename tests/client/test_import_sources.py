@@ -1,21 +1,14 @@
-"""Packages come from repositories and from another hub, with a note of where they were."""
+"""Packages come from repositories, with a note of where they were."""
 
 from __future__ import annotations
 
-import io
-import json
 import subprocess
-import tarfile
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from serving import serving
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.packages.building.build import Builder
 from wander_client.packages.origins.git import clone_project, parse_address
-from wander_client.packages.origins.prime import fetch_environment
 
 LOADER = "import verifiers as vf\n\ndef load_environment(**kwargs):\n    return vf.SingleTurnEnv(**kwargs)\n"
 PROJECT = '[project]\nname = "my-env"\nversion = "1.0"\n'
@@ -145,80 +138,3 @@ def test_repository_addresses_are_parsed(text, url, revision, subdirectory):
 def test_invalid_addresses_are_rejected(text):
     with pytest.raises(UsageError):
         parse_address(text)
-
-
-def archive() -> bytes:
-    """An archive of sources as that hub keeps it: the project's files, no folder around them."""
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as file:
-        for name, text in {"my_env.py": LOADER, "pyproject.toml": PROJECT}.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            file.addfile(member, io.BytesIO(text.encode()))
-    return content.getvalue()
-
-
-@pytest.fixture
-def prime_hub(monkeypatch) -> Iterator[list[tuple[str, str | None]]]:
-    """Stands in for the hub of Prime Intellect, which is a closed service; yields what it was asked."""
-    asked: list[tuple[str, str | None]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append((self.path, self.headers["authorization"]))
-            found = {
-                "/api/v1/environmentshub/will/my-env/@latest": {
-                    "package_url": "/other",
-                    "tracked_package_url": "/files/a.tar.gz",
-                    "semantic_version": "1.0",
-                },
-                "/api/v1/environmentshub/will/empty/@latest": {"visibility": "PRIVATE"},
-            }.get(self.path)
-            body = archive() if self.path == "/files/a.tar.gz" else json.dumps({"data": found}).encode()
-            self.send_response(200 if found or self.path == "/files/a.tar.gz" else 404)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_): ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    monkeypatch.setenv("PRIME_API_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("PRIME_API_KEY", "a-key")
-    with serving(server):
-        yield asked
-
-
-def test_an_environment_of_prime_intellect_is_downloaded_by_name(prime_hub, tmp_path, builder):
-    folder, origin = fetch_environment("will/my-env", tmp_path, builder)
-    assert (folder / "my_env.py").read_text() == LOADER
-    assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
-    assert len(origin.sha256) == 64
-    assert [path for path, _ in prime_hub][1] == "/files/a.tar.gz"
-    assert {key for _, key in prime_hub} == {"Bearer a-key"}
-
-
-def test_errors_of_the_prime_intellect_hub_are_reported(prime_hub, tmp_path, builder):
-    with pytest.raises(NotFound, match="not public"):
-        fetch_environment("will/nothing@2.0", tmp_path, builder)
-    with pytest.raises(ClientError, match="did not return an archive"):
-        fetch_environment("will/empty", tmp_path, builder)
-    with pytest.raises(UsageError):
-        fetch_environment("./nothing", tmp_path, builder)
-
-
-def test_a_folder_of_prime_env_pull_keeps_its_origin(tmp_path, builder):
-    folder = tmp_path / "my_env"
-    (folder / ".prime").mkdir(parents=True)
-    (folder / "my_env.py").write_text(LOADER)
-    (folder / "pyproject.toml").write_text(PROJECT)
-    note = {"owner": "will", "name": "my-env", "version": "1.0"}
-    (folder / ".prime" / ".env-metadata.json").write_text(json.dumps(note))
-    work = tmp_path / "work"
-    work.mkdir()
-    copy, origin = fetch_environment(str(folder), work, builder)
-    assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
-    assert not (copy / ".prime").exists()
-    (folder / ".prime" / ".env-metadata.json").write_text("not JSON")
-    other = tmp_path / "other"
-    other.mkdir()
-    assert fetch_environment(str(folder), other, builder)[1].source == "my_env"

@@ -111,24 +111,6 @@ def git(
 
 
 @app.command()
-def prime(
-    name: Annotated[str, Argument(help="OWNER/NAME[@VERSION], or a folder that `prime env pull` wrote")],
-    options: _ImportOptions,
-) -> None:
-    """Copy an environment from Prime Intellect's hub to your hub, like `wander env import path`.
-
-    \b
-    wander env import prime will/wordle --dry-run
-    wander env import prime ./environments/wordle --owner acme
-
-    Public environments need no key. If `PRIME_API_KEY` is set, it is sent to Prime Intellect's hub.
-    """
-    from wander_client.packages.origins.prime import fetch_environment
-
-    _import(lambda work, builder: fetch_environment(name, work, builder), options)
-
-
-@app.command()
 def harbor(
     source: Annotated[
         str, Argument(help="a task folder, a folder of tasks, or URL[@REVISION][#subdirectory=FOLDER]")

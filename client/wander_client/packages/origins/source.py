@@ -1,6 +1,6 @@
 """Copy an existing package into a work folder, with a note of its origin.
 
-The package is a folder, an sdist or a wheel on this machine. `git` and `prime` fetch remote packages.
+The package is a folder, an sdist or a wheel on this machine. `git` fetches remote packages.
 """
 
 from __future__ import annotations
