@@ -27,7 +27,7 @@ from wander_hub.accounts import service as accounts
 from wander_hub.accounts.models import Owner
 from wander_hub.app import create_app
 from wander_hub.database import Database
-from wander_hub.environments import search, service
+from wander_hub.environments import search
 from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import HUB
 from wander_hub.index import service as index
@@ -123,7 +123,7 @@ def fill(database: Database, start: int, end: int, spread: int = OWNERS) -> None
             }
             found = [published(number, owners, spread) for number in range(first, min(end, first + _BATCH))]
             for environment, version in found:
-                environment.marks = search.marks_of(environment, version, service.required_names(version))
+                environment.marks = search.marks_of(environment, version)
             for rows in zip(*found, strict=True):
                 table = rows[0].__table__
                 values = [{one.key: getattr(row, one.key) for one in table.columns} for row in rows]
