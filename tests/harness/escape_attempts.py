@@ -1,4 +1,4 @@
-"""Attempts to escape from the sandbox, made from inside, for the self-test, for tests, and for curious users.
+"""Attempts to escape from the sandbox, made from inside of it.
 
 Each probe returns the resource that it reached, or raises the error that stopped it. Probes run in child
 processes, because some of them are killed. `SyscallStopped` is raised if the filter answered a call; any
@@ -30,7 +30,7 @@ from wander.sandbox.seccomp import CLONE_NEW_ANY, MACHINES
 from wander.sandbox.syscalls import DENIED, JUDGED
 
 Probe = Callable[[dict[str, Any]], object]
-"""Function that takes the host's preparations (`Bait` of `wander.worker.process.sandbox_check`)."""
+"""Function that takes the host's preparations (`bait` of `test_sandbox_probes`)."""
 _SECONDS = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -113,7 +113,7 @@ def _write_elsewhere(_: dict[str, Any]) -> object:
     """Create a file on every mount except the two with a limited size."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         place = line.split()[4]
-        if place not in ("/tmp", "/dev/shm"):  # noqa: S108
+        if place not in ("/tmp", "/dev/shm"):
             with contextlib.suppress(OSError):
                 os.mknod(f"{place}/probe")
                 return f"a file in {place}"
@@ -222,7 +222,7 @@ def _inherited_files(_: dict[str, Any]) -> object:
                     sealed = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
                     if fcntl.fcntl(int(name), fcntl.F_GET_SEALS) & sealed == sealed:
                         continue
-                if not target.startswith("/tmp/"):  # noqa: S108 - the sandbox's own files
+                if not target.startswith("/tmp/"):
                     return target
     return _nothing()
 
@@ -261,12 +261,12 @@ def _killing_the_first_process(_: dict[str, Any]) -> object:
 
 
 def _a_file_too_long(bait: dict[str, Any]) -> object:
-    with open("/tmp/long", "wb") as file:  # noqa: S108
+    with open("/tmp/long", "wb") as file:
         try:
             os.truncate(file.fileno(), bait["file_limit"] + 1)
             return "a long file"
         finally:
-            os.unlink("/tmp/long")  # noqa: S108
+            os.unlink("/tmp/long")
 
 
 def _fill(folder: str, size: int, most: int) -> object:
@@ -317,8 +317,8 @@ _OTHERS: dict[str, Probe] = {
     "own process namespace": _own_process_namespace,
     "inherited files": _inherited_files,
     "datagram pair": lambda _: _socket.socketpair(1, 2),
-    "connect of a pair": _do("connected", lambda: _socket.socketpair()[0].connect("/tmp/any")),  # noqa: S108
-    "sendto with an address": lambda _: _socket.socketpair(1, 5)[0].sendto(b"x", "/tmp/any"),  # noqa: S108
+    "connect of a pair": _do("connected", lambda: _socket.socketpair()[0].connect("/tmp/any")),
+    "sendto with an address": lambda _: _socket.socketpair(1, 5)[0].sendto(b"x", "/tmp/any"),
     "clone of a namespace": lambda _: _syscall(
         JUDGED["clone"], CLONE_NEW_ANY & 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0
     ),
@@ -333,14 +333,14 @@ _OTHERS: dict[str, Probe] = {
     "becoming roots group": _do("group 0", os.setgid, 0),
     "leaving groups": _do("no groups", os.setgroups, []),
     "a file elsewhere": _write_elsewhere,
-    "making a device": _do("a disk", os.mknod, "/tmp/device", 0o600 | stat.S_IFBLK, os.makedev(254, 0)),  # noqa: S108
+    "making a device": _do("a disk", os.mknod, "/tmp/device", 0o600 | stat.S_IFBLK, os.makedev(254, 0)),
     "raising a limit": _raising_a_limit,
     "memory of the worker": _memory_of_the_worker,
     "descriptors of the worker": lambda _: os.listdir(f"/proc/{os.getppid()}/fd"),
     "killing the first process": _killing_the_first_process,
     "a file too long": _a_file_too_long,
-    "more than tmp holds": lambda bait: _fill("/tmp", bait["tmp_limit"], bait["file_limit"]),  # noqa: S108
-    "more than shm holds": lambda bait: _fill("/dev/shm", bait["shm_limit"], bait["file_limit"]),  # noqa: S108
+    "more than tmp holds": lambda bait: _fill("/tmp", bait["tmp_limit"], bait["file_limit"]),
+    "more than shm holds": lambda bait: _fill("/dev/shm", bait["shm_limit"], bait["file_limit"]),
     "more processes": _more_processes,
 }
 
