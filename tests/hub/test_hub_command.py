@@ -299,7 +299,7 @@ main.main()
 
 
 @pytest.mark.parametrize("words", ["user add ada", "token list", "fsck", "audit"])
-def test_a_data_folder_that_was_mistyped_becomes_no_hub(tmp_path, monkeypatch, capsys, words):
+def test_a_mistyped_data_folder_is_not_created(tmp_path, monkeypatch, capsys, words):
     monkeypatch.delenv("WANDER_HUB_DATABASE_URL", raising=False)
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "wrong name", tmp_path / "empty"):

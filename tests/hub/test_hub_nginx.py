@@ -61,7 +61,7 @@ def nginx_before(work: Path, *upstreams: str, data: Path | None) -> Iterator[htt
         nginx.wait(120)
 
 
-def test_nginx_sends_files_once_the_hub_agrees(tmp_path, make_wheel):
+def test_nginx_sends_files_after_the_hub_agrees(tmp_path, make_wheel):
     public, secret = make_wheel(requires_dist=()), make_wheel(name="kept-secret", requires_dist=())
     prefix = {"WANDER_HUB_ACCEL_PREFIX": "/_objects/"}
     with (

@@ -63,7 +63,7 @@ def record(folder: Path, step: int, **fields: Any) -> dict[str, Any]:
     return made
 
 
-def test_lines_that_were_all_played_are_counted() -> None:
+def test_exhaustive_evaluations_show_the_number_of_bad_lines() -> None:
     every = evaluation(4, "every", 0.9).model_copy(update={"lines": 533, "metrics": {"bad": 3.0}})
     assert evaluation_text(every) == "every 3 of 533 lines bad"
 
@@ -91,7 +91,7 @@ def test_a_resumed_run_reads_the_steps_before(tmp_path: Path) -> None:
     assert (len(shown.entries), shown.entries[-1]["step"]) == (7, 7)
 
 
-def test_steps_evaluations_and_alerts_are_lines(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_step_evaluation_and_alert_is_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingProgress("training", folder, Output("human", color="never")) as display:
         for step in range(1, 6):
             display.show(record(folder, step))
@@ -113,7 +113,7 @@ def test_in_json_and_quiet_mode_nothing_is_shown(tmp_path: Path, capsys: pytest.
     assert (told.out, told.err) == ("", "")
 
 
-def test_lines_tell_of_a_step_that_takes_long(
+def test_a_long_step_prints_its_progress(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TrainingProgress("training", folder, Output("plain", environ={})) as shown:
