@@ -124,7 +124,7 @@ async def test_an_upload_started_before_the_limit_is_rejected_at_its_end(hub, ma
     assert [(await one.finalize()).status_code for one in (upload, model)] == [201, 201]
 
 
-async def test_transfers_and_forks_count_toward_the_quota_of_the_new_owner(hub, make_wheel):
+async def test_transfers_count_toward_the_quota_of_the_new_owner(hub, make_wheel):
     await hub.publish()
     await hub.client.put(
         "/api/v1/owners/bob/members/alice", json={"role": "owner"}, headers=hub.auth("admin")
