@@ -429,7 +429,9 @@ async def test_the_files_that_a_model_left_are_listed(hub, run_of, broken):
         {"path": "/work/old", "kind": "removed"},
     ]
     state = {"digest": "1" * 64, "files": [{"path": 3}] if broken else files}
-    rollouts[0]["info"] = {"box": {"image": "system:1", "state": state}, "other": 7}
+    box = {"image": "system:1", "state": state}
+    rollouts[0]["info"] = {"box": {**box, "hosts": ["pypi.org", "<i>.org"]}, "other": 7}
+    rollouts[1]["info"] = {"box": box}
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     page = (await hub.get(f"/runs/{manifest['run_id']}/rollouts/0", headers=HTML)).text
     assert ("Files left in the box" in page) is not broken
@@ -438,5 +440,8 @@ async def test_the_files_that_a_model_left_are_listed(hub, run_of, broken):
         assert "/work/&lt;b&gt;.txt" in text
         assert f">{count(1234)}<" in text
         assert "removed" in text
+        assert "<code>pypi.org</code>, <code>&lt;i&gt;.org</code>, and no other host" in page
+        second = (await hub.get(f"/runs/{manifest['run_id']}/rollouts/1", headers=HTML)).text
+        assert "the box had no network" in second
         assert "secret text" not in text
     assert "other" in page

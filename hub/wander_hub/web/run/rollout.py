@@ -34,6 +34,7 @@ _TOKENS = 2000
 """Number of tokens of a turn on a page."""
 _MOST_FILES = 100
 """Maximum number of changed files of a box that a page lists."""
+_MOST_HOSTS = 20
 _MOST_CONVERSATIONS, _CONVERSATION_MESSAGES = 20, 40
 """Further conversations on a page, and messages of each."""
 
@@ -57,6 +58,8 @@ class BoxView:
     omitted: int
     """Number of further changed files."""
     digest: str
+    hosts: list[str]
+    """Hosts that the box could reach."""
 
 
 def read_box(rollout: Rollout) -> BoxView | None:
@@ -68,8 +71,14 @@ def read_box(rollout: Rollout) -> BoxView | None:
         state = FinalState.model_validate(record.get("state"))
     except ValidationError:
         return None
-    files = state.files[:_MOST_FILES]
-    return BoxView(str(record.get("image"))[:100], files, len(state.files) - len(files), state.digest[:64])
+    files, hosts = state.files[:_MOST_FILES], record.get("hosts")
+    return BoxView(
+        image=str(record.get("image"))[:100],
+        files=files,
+        omitted=len(state.files) - len(files),
+        digest=state.digest[:64],
+        hosts=[str(host) for host in hosts[:_MOST_HOSTS]] if isinstance(hosts, list) else [],
+    )
 
 
 @dataclass(frozen=True)
