@@ -20,6 +20,7 @@ from wander.types import (
     Usage,
 )
 from wander.wire import EnvironmentPin, ModelPin
+from wander.wire.run_record import Spending, TokenPrices
 
 TOOL = {
     "type": "function",
@@ -55,6 +56,10 @@ PLAIN_PROMPT = [{"role": "user", "content": "2 + 2?"}]
 PLAIN_COMPLETION = [{"role": "assistant", "content": "4"}]
 
 
+USAGE = Usage(prompt_tokens=30, completion_tokens=9, cached_tokens=20, reasoning_tokens=6)
+PRICES = TokenPrices(prompt=10, completion=20, cached=1)
+
+
 class SummarizedRun:
     """A run folder with its summary as an attribute."""
 
@@ -86,6 +91,7 @@ class ConversationRun:
             rollouts_per_example=3,
             sampling=SamplingArgs(temperature=0.5, max_tokens=100, stop=["END"], min_p=0.1),
         )
+        self.manifest.spending = Spending(prices=PRICES)
         self.text = text
         self.summary = summarize(self.rollouts(), expected=3 * examples)
 
@@ -101,7 +107,7 @@ class ConversationRun:
             "started_at": "2026-01-02T03:04:05+00:00",
             "seconds": 1.5,
             "stop_reason": "answered",
-            "usage": Usage(prompt_tokens=30, completion_tokens=9),
+            "usage": USAGE,
             **values,
         }
         return Rollout(example_id=f"cup/{number}", index=index, seed=number, **fields)
@@ -136,8 +142,7 @@ class ConversationRun:
         )
 
     def _plain(self, number: int) -> Rollout:
-        usage = Usage(prompt_tokens=30, completion_tokens=9)
-        turn = Turn(message=PLAIN_COMPLETION[0], context_messages=1, usage=usage)
+        turn = Turn(message=PLAIN_COMPLETION[0], context_messages=1, usage=USAGE)
         return self._rollout(
             number,
             1,

@@ -30,7 +30,15 @@ def test_aggregates_have_intervals_and_lines_have_transcripts(tmp_path: Path) ->
     assert list(results)[:3] == ["reward", "metric.of/odd name", "metric.won"]
     assert results["reward"]["score_details"]["score"] == ConversationRun().summary.reward_mean
     assert results["metric.of/odd name"]["metric_config"]["max_score"] == "Infinity"
-    assert aggregate["detailed_evaluation_results"]["additional_details"] == {"failed_rollouts": "2"}
+    assert aggregate["detailed_evaluation_results"]["additional_details"] == {
+        "failed_rollouts": "2",
+        "cost_usd": "0.0012",
+    }
+    assert lines[0]["token_usage"] == {
+        **{"input_tokens": 10, "input_tokens_cache_read": 20},
+        **{"output_tokens": 9, "reasoning_tokens": 6, "total_tokens": 39},
+    }
+    assert float(lines[0]["performance"]["additional_details"]["cost_usd"]) == 0.0003
     kinds = [(line["interaction_type"], line["evaluation"]["is_correct"]) for line in lines]
     assert kinds == [("agentic", False), ("single_turn", True)] * 2
     assert lines[0]["messages"][2]["tool_calls"][0] == {

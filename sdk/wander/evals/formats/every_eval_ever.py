@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from wander.errors import RunError
-from wander.evals.formats.exported_run import BATCH, ExportedRun, json_line, json_text, new_folder, tool_calls
+from wander.evals.formats.exported_run import (
+    BATCH,
+    ExportedRun,
+    count_tokens,
+    json_line,
+    json_text,
+    new_folder,
+    tool_calls,
+)
 from wander.parsers import message_text
-from wander.types import Message, Rollout
+from wander.types import Message, Rollout, Usage
 from wander.wire import MetricSummary, RunManifest, RunSummary
 
 SCHEMA = "0.3.0"
@@ -65,7 +73,10 @@ def write_records(runs: Sequence[ExportedRun], path: Path) -> Iterator[int]:
                 "hash_algorithm": "sha256",
                 "checksum": digest.hexdigest(),
                 "total_rows": lines,
-                "additional_details": {"failed_rollouts": str(run.summary.failed)},
+                "additional_details": {
+                    "failed_rollouts": str(run.summary.failed),
+                    **_cost(run.manifest, run.summary.usage),
+                },
             }
             text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=2)
             (folder / place / f"{name}.json").write_text(text + "\n", encoding="utf-8")
@@ -208,7 +219,6 @@ def instance(manifest: RunManifest, summary: RunSummary, rollout: Rollout) -> di
     users = [message for message in rollout.prompt if message.get("role") == "user"]
     raw = "\n".join(message_text(message) for message in users or rollout.prompt)
     reference = rollout.answer if isinstance(rollout.answer, str) else json_text(rollout.answer)
-    usage = rollout.usage
     record: dict[str, Any] = {
         "schema_version": SCHEMA,
         "evaluation_id": _evaluation_id(manifest),
@@ -221,12 +231,11 @@ def instance(manifest: RunManifest, summary: RunSummary, rollout: Rollout) -> di
         "input": {"raw": raw, "reference": [reference] if reference else []},
         "answer_attribution": [],
         "evaluation": {"score": rollout.reward, "is_correct": (rollout.reward or 0.0) >= threshold},
-        "token_usage": {
-            "input_tokens": usage.prompt_tokens,
-            "output_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "token_usage": count_tokens(rollout.usage),
+        "performance": {
+            "latency_ms": rollout.seconds * 1000,
+            "additional_details": _cost(manifest, rollout.usage),
         },
-        "performance": {"latency_ms": rollout.seconds * 1000},
         "metadata": _metadata(rollout),
     }
     if single:
@@ -242,6 +251,14 @@ def instance(manifest: RunManifest, summary: RunSummary, rollout: Rollout) -> di
         record["messages"] = [_message(position, message) for position, message in messages]
         record["evaluation"] |= {"num_turns": max(1, len(rollout.turns)), "tool_calls_count": calls}
     return record
+
+
+def _cost(manifest: RunManifest, usage: Usage) -> dict[str, str]:
+    """Return the cost as a detail, because the schema has no field for it. It is empty without prices."""
+    prices = manifest.spending.prices if manifest.spending else None
+    if prices is None or usage.estimated or not usage.prompt_tokens + usage.completion_tokens:
+        return {}
+    return {"cost_usd": repr(prices.cost(usage))}
 
 
 def _metadata(rollout: Rollout) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from wander.errors import ConfigError, RunError
 from wander.evals.report.contents import RecordedRun
 from wander.evals.store import jsonl
-from wander.types import Message, Rollout, Turn, refuse_constant
+from wander.types import Message, Rollout, Turn, Usage, refuse_constant
 from wander.wire import RunSummary
 
 BATCH = 256
@@ -108,3 +108,17 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise ConfigError(f"`{path}` already exists", hint="choose another folder, or remove this one")
     with jsonl.make_folder(path) as folder:
         yield folder
+
+
+def count_tokens(usage: Usage) -> dict[str, int]:
+    """Return token counts for Inspect and Every Eval Ever, whose `input_tokens` are without cached ones."""
+    counts = {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.cached_tokens:
+        counts["input_tokens_cache_read"] = usage.cached_tokens
+    if usage.reasoning_tokens:
+        counts["reasoning_tokens"] = usage.reasoning_tokens
+    return counts

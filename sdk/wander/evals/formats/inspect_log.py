@@ -20,9 +20,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wander.errors import ConfigError
-from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder, tool_calls
+from wander.evals.formats.exported_run import (
+    BATCH,
+    ExportedRun,
+    count_tokens,
+    json_text,
+    new_folder,
+    tool_calls,
+)
 from wander.evals.store import jsonl
-from wander.types import Message, Rollout, Turn, Usage
+from wander.types import Message, Rollout, Turn
 from wander.wire import RunManifest, RunSummary
 
 VERSION = 2
@@ -167,7 +174,7 @@ def header(manifest: RunManifest, summary: RunSummary) -> dict[str, Any]:
             }
         },
     }
-    usage = _usage(summary.usage)
+    usage = count_tokens(summary.usage)
     return {
         "version": VERSION,
         "status": "success",
@@ -228,7 +235,7 @@ def sample(manifest: RunManifest, rollout: Rollout) -> dict[str, Any]:
         write_message(message, position, "input" if position < len(rollout.prompt) else "generate")
         for position, message in enumerate(everything)
     ]
-    usage = {manifest.model.name: _usage(rollout.usage)}
+    usage = {manifest.model.name: count_tokens(rollout.usage)}
     own: dict[str, Any] = {"seed": rollout.seed, "stop_reason": rollout.stop_reason}
     if rollout.truncated:
         own["truncated"] = True
@@ -322,23 +329,11 @@ def _output(model: str, turn: Turn, messages: list[dict[str, Any]]) -> dict[str,
         messages[position] if position < len(messages) else write_message(turn.message, position, "generate")
     )
     choice = {"message": written, "stop_reason": reason if reason in _KNOWN_REASONS else "unknown"}
-    output = {"model": model, "choices": [choice], "usage": _usage(turn.usage), "time": turn.model_seconds}
+    usage = count_tokens(turn.usage)
+    output = {"model": model, "choices": [choice], "usage": usage, "time": turn.model_seconds}
     if reason not in _KNOWN_REASONS:
         output["metadata"] = {OWN: {"finish_reason": turn.finish_reason}}
     return output
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    counts = {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
-    if usage.cached_tokens:
-        counts["input_tokens_cache_read"] = usage.cached_tokens
-    if usage.reasoning_tokens:
-        counts["reasoning_tokens"] = usage.reasoning_tokens
-    return counts
 
 
 def write_message(message: Message, position: int, source: str) -> dict[str, Any]:
