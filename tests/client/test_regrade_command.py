@@ -6,6 +6,7 @@ from pathlib import Path
 
 from command_line import Wander
 from wander_client.errors import OK, PARTIAL
+from wander_client.python.run import Run
 
 
 def test_rollouts_that_cannot_be_regraded_are_played_on_resume(wander: Wander, folder: Path) -> None:
@@ -22,8 +23,9 @@ def test_rollouts_that_cannot_be_regraded_are_played_on_resume(wander: Wander, f
     done = wander(*words)
     (found,) = done.data["runs"]
     assert (done.status, found["graded"], sum(found["to_play"].values())) == (PARTIAL, 3, 1)
-    (again,) = wander(*words).data["runs"]
-    assert (again["resumed"], again["graded"], again["after_run"]) == (3, 0, found["after_run"])
+    again = Run(played.data["run_dir"]).regrade(folder)
+    assert again.run is not None
+    assert (again.counts.resumed, again.counts.graded, again.run.id) == (3, 0, found["after_run"])
     rest = wander("eval", "--resume", found["run_dir"], "--json")
     assert rest.status == OK, rest.err
     assert (rest.data["resumed"], rest.data["summary"]["reward_mean"]) == (3, 0.5)

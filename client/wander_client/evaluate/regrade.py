@@ -80,6 +80,12 @@ def require_other_version(source: FoundRun, location: Location) -> None:
         )
 
 
+def name_folder(source: FoundRun, location: Location) -> str:
+    """Return the name of the folder of a new run, which is the same when the work is repeated."""
+    version = location.installed.record.version if location.installed else "folder"
+    return f"{location.label.replace('/', '-')}-{version}--{source.manifest.run_id}"
+
+
 async def regrade_run(
     context: Invocation,
     source: FoundRun,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from wander.types import Rollout
 
-from wander_client.environments.sandbox import sandbox_options
+from wander_client.environments.sandbox import choose_policy, confines, sandbox_options
 from wander_client.errors import UsageError
 from wander_client.failures import validate
 from wander_client.python.background import called_from_python, wait_for
@@ -21,6 +21,7 @@ from wander_client.runs.found import LocalRun, PostedRun
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
+    from wander.evals.regrade import Regrading
     from wander.evals.stats.comparison import Comparison
     from wander.wire import MetricSummary, RunDetail, RunManifest, RunSummary
     from wander.wire.verification import Agreement, LevelSought, ReplayReport, RunEvidence
@@ -298,6 +299,44 @@ class Run(os.PathLike[str]):
         )
         return Rerun(Run(repeated.run_dir), repeated.agreement, repeated.agrees)
 
+    @called_from_python
+    def regrade(
+        self,
+        environment: str | os.PathLike[str],
+        *,
+        dry_run: bool = False,
+        out: str | os.PathLike[str] | None = None,
+        concurrency: int = 64,
+        sandbox: bool | Mapping[str, Any] | None = None,
+    ) -> Regraded:
+        """Grade the rollouts again in another version of their environment, without a model.
+
+        - `environment`: the version that grades, as `owner/name@version` or as a folder.
+        - `dry_run`: only count what would be graded and played.
+        - `out`: folder of the new run. If it exists, the work continues there.
+        - `sandbox`: as in `wander.load`.
+        Rollouts that the new version plays differently are missing from the new run.
+        """
+        from wander_client.environments.location import locate
+        from wander_client.evaluate.regrade import name_folder, regrade_run, require_other_version
+
+        here, grader = self._here, os.fspath(environment)
+        policy = choose_policy(*sandbox_options(sandbox), default=confines(here.settings, grader))
+        location = locate(here, grader)
+        require_other_version(self._origin, location)
+        folder = here.settings.runs_dir / name_folder(self._origin, location) if out is None else Path(out)
+        done = wait_for(
+            regrade_run(
+                here,
+                self._origin,
+                location,
+                None if dry_run else folder,
+                sandbox=policy,
+                concurrency=concurrency,
+            )
+        )
+        return Regraded(None if done.after is None else Run(done.after.path), done.regrading)
+
     @property
     def _origin(self) -> FoundRun:
         """The run as it was opened. A posted run still counts as foreign after its download."""
@@ -391,6 +430,16 @@ class Rerun:
     """Result of the test: verdict, difference with its interval, and other differences between the runs."""
     agrees: bool
     """Whether the runs agree; also False if there are too few examples to tell (`agreement.verdict`)."""
+
+
+@dataclass(frozen=True)
+class Regraded:
+    """A run that another version of its environment graded."""
+
+    run: Run | None
+    """The new run; None after a dry run."""
+    counts: Regrading
+    """Number of rollouts by what happened to them. `counts.is_complete` if none must be played again."""
 
 
 class Metrics(dict[str, "MetricSummary"]):

@@ -44,7 +44,7 @@ def regrade(
 
     from wander_client.environments.location import locate
     from wander_client.environments.sandbox import choose_policy, confines
-    from wander_client.evaluate.regrade import regrade_run, require_other_version
+    from wander_client.evaluate.regrade import name_folder, regrade_run, require_other_version
     from wander_client.runs.lookup import find_run
     from wander_client.runs.posting import pack, send
 
@@ -54,13 +54,11 @@ def regrade(
     sources = [find_run(here, word) for word in dict.fromkeys(runs)]
     for source in sources:
         require_other_version(source, location)
-    version = location.installed.record.version if location.installed else "folder"
     answers: list[dict[str, Any]] = []
     texts: list[str] = []
     later: list[str] = []
     for source in sources:
-        name = f"{location.label.replace('/', '-')}-{version}--{source.manifest.run_id}"
-        folder = None if dry_run else (out or here.settings.runs_dir) / name
+        folder = None if dry_run else (out or here.settings.runs_dir) / name_folder(source, location)
         done = asyncio.run(
             regrade_run(here, source, location, folder, sandbox=policy, concurrency=concurrency)
         )
