@@ -166,7 +166,7 @@ class RunBreakdown:
         return OF_ENTRY * (len(self.strata) + len(self.faults))
 
 
-class _Found(NamedTuple):
+class FoundRow(NamedTuple):
     """A row of a run, and the position of its rollout."""
 
     number: int
@@ -285,7 +285,7 @@ def _break_down(session: Session, storage: Storage, run: Run) -> RunBreakdown:
         return RunBreakdown()
     strata: dict[int, RolloutCounts] = {}
     faults: dict[tuple[str, str], RolloutCounts] = {}
-    for number, facts, _, _ in _rows(session, storage, run):
+    for number, facts, _, _ in read_rows(session, storage, run):
         groups = []
         if (stratum := stratum_of.get(facts.example_id)) is not None:
             groups.append(strata.setdefault(stratum, RolloutCounts(first=number)))
@@ -321,7 +321,7 @@ def _find(
             hint=f"download them with `GET /api/v1/runs/{run.run_id}/rollouts.jsonl`",
         )
     matches = _condition(wanted, _strata(run) if wanted.stratum is not None else {})
-    rows: Iterator[_Found] = (row for row in _rows(session, storage, run) if matches(row.facts))
+    rows: Iterator[FoundRow] = (row for row in read_rows(session, storage, run) if matches(row.facts))
     if wanted.text:
         rows = _search(storage, rows, wanted.text.casefold(), limit, reading=reads_transcripts(run))
     pairs = [(row.facts.reward, row.number) for row in rows]
@@ -362,8 +362,8 @@ def reads_transcripts(run: Run) -> bool:
 
 
 def _search(
-    storage: Storage, rows: Iterable[_Found], text: str, limit: ReadLimit, *, reading: bool
-) -> Iterator[_Found]:
+    storage: Storage, rows: Iterable[FoundRow], text: str, limit: ReadLimit, *, reading: bool
+) -> Iterator[FoundRow]:
     """Yield the rows whose rollouts contain a case-folded text; each block of rollouts is read once."""
     words = json.dumps(text, ensure_ascii=False)[1:-1]
     for (chunk, start, length), block_rows in groupby(rows, key=lambda row: (row.chunk, *row.place[:2])):
@@ -408,12 +408,11 @@ def _strata(run: Run) -> dict[str, int]:
     return {example: stratum for example, stratum in pairs if stratum is not None}
 
 
-def _rows(session: Session, storage: Storage, run: Run) -> Iterator[_Found]:
+def read_rows(session: Session, storage: Storage, run: Run) -> Iterator[FoundRow]:
     """Yield every row of a run. Parsing a whole frame at once takes half the time of parsing lines."""
     for chunk in chunks_of(session, run.run_id):
         number = chunk.first
-        for frame in range(len(chunk.row_frames)):
-            lines = chunks.row_lines(storage, chunk, frame)
+        for lines in chunks.read_frames(storage, chunk):
             for values in json.loads(b"[" + b",".join(lines) + b"]"):
-                yield _Found(number, StoredRow.facts_of(values), chunk, values[-4:])
+                yield FoundRow(number, StoredRow.facts_of(values), chunk, values[-4:])
                 number += 1

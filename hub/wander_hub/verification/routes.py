@@ -8,6 +8,7 @@ from fastapi import Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import JSONResponse, Response
 from wander.wire.verification import (
+    Difficulty,
     DivergencePage,
     HubCheck,
     HubLearning,
@@ -19,6 +20,7 @@ from wander.wire.verification import (
 
 from wander_hub.http.boundary import (
     ForPoster,
+    HubStorage,
     Number,
     ReadSession,
     audited,
@@ -28,7 +30,7 @@ from wander_hub.http.problems import refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.jobs import TableQueue
 from wander_hub.runs import service as runs
-from wander_hub.verification import evidence, service, version_checks
+from wander_hub.verification import difficulty, evidence, service, version_checks
 
 router = HubRouter(prefix="/api/v1", tags=["verification"])
 
@@ -86,6 +88,14 @@ def get_check(session: ReadSession, owner: str, name: str, version: str) -> HubC
 def get_learning(session: ReadSession, owner: str, name: str, version: str) -> HubLearning:
     """Show whether a tiny policy learns on a version by the fixed recipe, as this hub computed it."""
     return version_checks.learning_of(session, owner, name, version)
+
+
+@router.get("/environments/{owner}/{name}/versions/{version}/difficulty", responses=refusals(404, 422))
+def get_difficulty(
+    session: ReadSession, storage: HubStorage, owner: str, name: str, version: str
+) -> Difficulty:
+    """Show the solve rates of a version's examples, in the evaluations that the caller may see."""
+    return difficulty.difficulty_of(session, storage, owner, name, version)
 
 
 @router.get("/verifications/{number}", responses=refusals(404, 422))

@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import Select, bindparam, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
 from wander.types import BOX_KINDS, EnvironmentInfo
-from wander.wire import RunSummary
+from wander.wire import RunManifest, RunSummary
 from wander.wire.events import VerificationEvent
+from wander.wire.untrusted_text import MANIFEST_HEAD, read_record
 from wander.wire.verification import (
     Divergence,
     DivergencePage,
@@ -24,7 +25,7 @@ from wander.wire.verification import (
 from wander_hub import __version__, audit
 from wander_hub.database import READER, fill, now
 from wander_hub.environments.models import Environment, Version
-from wander_hub.environments.repository import KEPT_STATEMENTS
+from wander_hub.environments.repository import KEPT_STATEMENTS, ListedVersion
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN, Job, TableQueue
@@ -33,7 +34,7 @@ from wander_hub.rights import rights
 from wander_hub.runs import service as runs
 from wander_hub.runs.events import emit_run_event
 from wander_hub.runs.models import Run
-from wander_hub.runs.repository import lock_run, readable_run, readable_run_by
+from wander_hub.runs.repository import counts, lock_run, readable_run, readable_run_by, runs_readable_by
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence
 from wander_hub.verification.aggregates import add_bounds
@@ -242,15 +243,28 @@ def find(session: Session, number: int) -> Verification:
     return verification
 
 
-def find_info(session: Session, version_id: int) -> EnvironmentInfo | None:
-    """Return the environment information that the last replay of a version's runs reported.
+def find_info(session: Session, version: Version | ListedVersion) -> EnvironmentInfo | None:
+    """Return an environment's description of itself, as the last replay of a version's runs reported it.
 
-    Only the newest runs are searched, so that the cost does not depend on their number.
+    Only the newest runs are searched, so that the cost does not depend on their number. If the hub does not
+    run environments, use the last run of the user who published the version, because runs of other users
+    could describe the environment falsely.
     """
-    for made_with in session.scalars(_made_with(session.info.get(READER)), {"version_id": version_id}):
+    reader = session.info.get(READER)
+    for made_with in session.scalars(_made_with(reader), {"version_id": version.id}):
         if made_with is not None:
             return VerifiedWith.model_validate(made_with).environment.info
-    return None
+    values = {"version_id": version.id, "poster_id": version.uploaded_by_id}
+    brief = session.scalar(_newest_brief(reader), values)
+    return read_record(RunManifest, brief, MANIFEST_HEAD).environment.info if brief else None
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _newest_brief(reader: Identity | None) -> Select[str]:
+    query = runs_readable_by(reader).with_only_columns(Run.brief, maintain_column_froms=True)
+    query = query.where(Run.version_id == bindparam("version_id"), counts())
+    query = query.where(Run.posted_by_id == bindparam("poster_id"))
+    return query.order_by(Run.posted_at.desc(), Run.run_id).limit(1)
 
 
 @lru_cache(KEPT_STATEMENTS)

@@ -200,12 +200,15 @@ def info_of(session: Session, version_id: int) -> HubCheck | None:
     if row is None:
         return None
     report = row.report or {}
+    earned = report.get("earned", {})
+    others = [reward for player, reward in earned.items() if player != "gold"]
     return fill(
         HubCheck,
         row.job,
         created_at=row.created_at,
         summary=CheckSummary.model_validate(report["summary"]) if report else None,
-        earned=report.get("earned", {}),
+        earned=earned,
+        gap=earned["gold"] - max(others) if "gold" in earned and others else None,
         seconds=report.get("seconds"),
         made_with=CheckedWith.model_validate(row.made_with) if row.made_with else None,
     )

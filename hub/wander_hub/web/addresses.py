@@ -37,6 +37,7 @@ TERMS: dict[str, str] = {
     "grader": "checks#rewards.gold",
     "hub check": "verification#checks-of-versions",
     "proof of learning": "checks#proof-of-learning",
+    "difficulty": "verification#difficulty-of-examples",
     "deterministic": "authoring#the-determinism-contract",
     "kind": "authoring#the-kinds",
     "reward function": "authoring#several-rewards",

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import get_args
 
 from markupsafe import Markup
-from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
-from wander.types import EnvironmentInfo, canonical_json
-from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest
+from wander.types import canonical_json
+from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow
 from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS, TIERS, filled_columns, most_attempts
-from wander.wire.untrusted_text import MANIFEST_HEAD, read_record
 
-from wander_hub.database import READER
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Version
-from wander_hub.environments.repository import KEPT_STATEMENTS, ListedVersion
-from wander_hub.identity import Identity
+from wander_hub.environments.repository import ListedVersion
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.elsewhere import set_apart
 from wander_hub.leaderboards.filters import BoardFilter, BoardSort
 from wander_hub.leaderboards.strata import score_stratum
-from wander_hub.runs import repository as run_repository
-from wander_hub.runs.models import Run
 from wander_hub.verification import service as verification
 from wander_hub.web import charts
 from wander_hub.web.addresses import query_string
@@ -158,28 +150,6 @@ def common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
     return low, max(1.0, *(row.reward_high for row in rows))
 
 
-def find_info(session: Session, version: Version | ListedVersion) -> EnvironmentInfo | None:
-    """Return an environment's description of itself, from the hub's check or replay of the version.
-
-    If the hub does not run environments, use the last run of the user who published the version, because runs
-    of other users could describe the environment falsely.
-    """
-    heard = verification.find_info(session, version.id)
-    if heard is not None:
-        return heard
-    values = {"version_id": version.id, "poster_id": version.uploaded_by_id}
-    brief = session.scalar(_newest_brief(session.info.get(READER)), values)
-    return read_record(RunManifest, brief, MANIFEST_HEAD).environment.info if brief else None
-
-
-@lru_cache(KEPT_STATEMENTS)
-def _newest_brief(reader: Identity | None) -> Select[str]:
-    query = run_repository.runs_readable_by(reader).with_only_columns(Run.brief, maintain_column_froms=True)
-    query = query.where(Run.version_id == bindparam("version_id"), run_repository.counts())
-    query = query.where(Run.posted_by_id == bindparam("poster_id"))
-    return query.order_by(Run.posted_at.desc(), Run.run_id).limit(1)
-
-
 def _draw_history(rows: Sequence[LeaderboardRow]) -> Markup:
     """Draw the counting rows of the best level over time, because a lower level's reward is not a record."""
     counting = [row for row in rows if row.best]
@@ -195,7 +165,7 @@ def _draw_history(rows: Sequence[LeaderboardRow]) -> Markup:
 def _list_metrics(session: Session, version: ListedVersion, board: Leaderboard) -> list[str]:
     """Return the metrics of a board's rows, in the environment's order."""
     known = {name for row in board.rows for name in row.metrics}
-    info = find_info(session, version) if len(known) > 1 else None
+    info = verification.find_info(session, version) if len(known) > 1 else None
     declared = [one.name for one in info.reward_functions] if info else []
     return [name for name in dict.fromkeys([*declared, *sorted(known)]) if name in known]
 

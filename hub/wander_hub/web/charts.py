@@ -73,8 +73,15 @@ class Axis:
         return [start + (value - low) / span * length for value in values]
 
 
-def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> Markup:
-    """Draw the distribution of rewards with its mean. If `linked`, each bar links to its rollouts."""
+def histogram(
+    data: Histogram,
+    mean: float | None,
+    *,
+    linked: bool = False,
+    values: str = "rewards",
+    counted: str = "rollouts",
+) -> Markup:
+    """Draw the distribution of values with its mean. If `linked`, each bar links to its rollouts."""
     width, height, left, bottom = 640, 200, 24, 52
     tallest = max([*data.counts, 1])
     is_single = data.edges[0] == data.edges[-1]  # all values are equal: one bar in the middle
@@ -85,7 +92,7 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
         tall = (height - bottom - 24) * count / tallest
         start, end = axis(low), max(axis(high), axis(low) + 2)
         start, end = (start - _ALONE / 2, start + _ALONE / 2) if is_single else (start, end)
-        label = f"{number(low)} to {number(high)}: {count} rollouts"
+        label = f"{number(low)} to {number(high)}: {count} {counted}"
         bar = (
             f'<rect class="bar" x="{start + 0.5:.1f}" y="{height - bottom - tall:.1f}" '
             f'width="{max(end - start - 1, 1):.1f}" height="{tall:.1f}"><title>{label}</title></rect>'
@@ -106,7 +113,7 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
     base = (
         f'<line class="axis" x1="{left}" x2="{width - left}" y1="{height - bottom}" y2="{height - bottom}"/>'
     )
-    title = f"Histogram of {sum(data.counts)} rewards, mean {number(mean)}"
+    title = f"Histogram of {sum(data.counts)} {values}, mean {number(mean)}"
     return _svg(width, height, "chart large", title, "".join(bars) + base + ticks + marker)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, Rollout
 from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest, VersionDetail
 from wander.wire.untrusted_text import MANIFEST_HEAD, ROLLOUT, read_record
-from wander.wire.verification import HubCheck, HubLearning
+from wander.wire.verification import Difficulty, HubCheck, HubLearning
 
 from wander_hub.attestations.verification import Attester, list_attesters
 from wander_hub.database import READER, now
@@ -31,9 +31,11 @@ from wander_hub.runs import repository as run_repository
 from wander_hub.runs.chunks import rollout_at
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.storage import Storage, spare_missing
+from wander_hub.verification import service as verification
 from wander_hub.verification import version_checks
+from wander_hub.verification.difficulty import measure_difficulty
 from wander_hub.web import charts
-from wander_hub.web.board import common_axis, find_info
+from wander_hub.web.board import common_axis
 from wander_hub.web.run import transcript
 from wander_hub.web.source import color_blocks
 from wander_hub.web.visit import Visit
@@ -94,6 +96,8 @@ class EnvironmentView:
     """The hub's proof of learning for the version."""
     learning_chart: Markup
     """Curve of the proof of learning; empty without one."""
+    difficulty: Difficulty | None
+    """Solve rates of the version's examples. None if a file is missing from the storage."""
     status_reason: str | None
     successor: str | None
     downloads: list[int]
@@ -125,6 +129,9 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     locked: tuple[tuple[str, str], ...] = ()
     with spare_missing(set()):  # a lost lock file shows up at its download
         locked = list_packages(visit.storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
+    difficulty = None
+    with spare_missing(set()):
+        difficulty = measure_difficulty(visit.session, visit.storage, chosen)
     learning = version_checks.learning_info(visit.session, chosen.id)
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", chosen.readme_html, count=1)
@@ -138,7 +145,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         headings=list_headings(readme),
         sample=sample,
         sample_lost=bool(lost),
-        info=find_info(visit.session, chosen),
+        info=verification.find_info(visit.session, chosen),
         board=board,
         axis=common_axis(board.rows),
         evaluations=evaluations,
@@ -149,6 +156,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         hub_check=version_checks.info_of(visit.session, chosen.id),
         learning=learning,
         learning_chart=_draw_learning(learning),
+        difficulty=difficulty,
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
         downloads=_count_downloads(visit.session, found),

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, FiniteFloat
 
 from wander.types import Record, canonical_json
-from wander.wire import CheckSummary, EnvironmentPin, Platform, SandboxPin, VerificationLevel
+from wander.wire import CheckSummary, EnvironmentPin, Histogram, Platform, SandboxPin, VerificationLevel
 from wander.wire.changes import Body
 from wander.wire.fields import Count, Integer, Line, RunId, Sha256, Text, Values
 
@@ -376,6 +376,9 @@ class HubCheck(Record):
     summary: CheckSummary | None = None
     earned: dict[Text, float] = Field(default_factory=dict)
     """Mean reward of each scripted player, by its name in `wander.checks`; empty if no player was scored."""
+    gap: FiniteFloat | None = None
+    """Mean reward of correct answers, minus that of the best scripted player that does not know them. None if
+    one of the two was not played."""
     seconds: float | None = None
     made_with: CheckedWith | None = None
 
@@ -463,6 +466,56 @@ class HubLearning(Record):
     report: LearningReport | None = None
     digest: Sha256 | None = None
     """Digest of the report's results."""
+
+
+class RolloutReward(Record):
+    """The address of a rollout, and its reward."""
+
+    run_id: RunId
+    number: Count
+    reward: FiniteFloat
+
+
+class ExampleDifficulty(Record):
+    """The scored rollouts of an example in several runs."""
+
+    example_id: Text
+    rollouts: Count
+    solve_rate: FiniteFloat
+    """Share of the rollouts that earned the highest reward."""
+    reward_mean: FiniteFloat
+    lowest: RolloutReward
+    """The rollout with the lowest reward, the newest if several are equal."""
+    highest: RolloutReward
+    """The rollout with the highest reward, the newest if several are equal."""
+
+
+class Difficulty(Record):
+    """Difficulty of the examples of a version, in the evaluations that the reader may see.
+
+    The runs have all their rollouts, the same split and the same arguments. At most 100 runs with 100,000
+    rollouts are read, newest first.
+    """
+
+    split: Line = ""
+    """Split of the examples; empty without a run."""
+    arguments: Values = Field(default_factory=dict)
+    """Arguments that differ from the environment's defaults."""
+    runs: Count = 0
+    models: Count = 0
+    rollouts: Count = 0
+    """Number of scored rollouts."""
+    examples: Count = 0
+    highest_reward: FiniteFloat = 1.0
+    """Highest reward of the environment, which a rollout must earn to solve its example."""
+    solve_rate: FiniteFloat | None = None
+    """Mean solve rate of the examples."""
+    histogram: Histogram | None = None
+    """Number of examples by solve rate."""
+    hardest: list[ExampleDifficulty] = Field(default_factory=list)
+    """The examples with the lowest solve rates. Examples with equal rates are ordered by mean reward."""
+    easiest: list[ExampleDifficulty] = Field(default_factory=list)
+    """Other examples with the highest solve rates."""
 
 
 class VerificationRequest(Body):
