@@ -79,11 +79,17 @@ def proof_file(name: str) -> Path:
     return FOLDER / name / "reference" / "learning.json"
 
 
-def learned(name: str) -> str:
-    """Return the cell of the proof of learning."""
+def read_proof(name: str) -> LearningReport:
+    """Return the stored proof of learning, or a report that does not show anything."""
     if not proof_file(name).is_file():
-        return "-"
-    report = LearningReport.model_validate_json(proof_file(name).read_text())
+        return LearningReport(
+            schema="wander.learning/1", environment=name, reason="the proof was not run yet"
+        )
+    return LearningReport.model_validate_json(proof_file(name).read_text())
+
+
+def learned(report: LearningReport) -> str:
+    """Return the cell of the proof of learning."""
     if not report.shown:
         return "not shown"
     return f"{report.curve[0].reward:.2f} to {report.curve[-1].reward:.2f}"
@@ -129,7 +135,9 @@ def scores_block(name: str) -> str:
         rows.append(f"| {RUNS[run]} | {setting} | {found['rollouts'] - found['failed']} | {score(found)} |")
     head = ["| player | arguments | rollouts | mean reward [95% interval] |", "|---|---|---|---|"]
     note = "On the first examples of the eval split. The runs are in `reference/` and can be replayed."
-    return "\n".join([MARKS[0], *head, *rows, "", note, MARKS[1]])
+    proof = read_proof(name).describe()
+    tiny = f"Can a tiny policy learn this task (`wander check --learn`)? {proof[0].upper()}{proof[1:]}."
+    return "\n".join([MARKS[0], *head, *rows, "", note, "", tiny, MARKS[1]])
 
 
 def tools_of(name: str) -> str:
@@ -157,7 +165,7 @@ def row(name: str) -> str:
         floor,
         smollm2,
         score(found["expert"], interval=False),
-        learned(name),
+        learned(read_proof(name)),
     ]
     return f"| {' | '.join(cells)} |"
 
