@@ -23,9 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from wander.errors import MissingExtra, RunError
 from wander.learning.records import LearningRequest, Recipe
 from wander.system.child_environ import child_environ
+from wander.types import first_fault
 from wander.wire.verification import LearningReport
 
 if TYPE_CHECKING:
@@ -139,7 +142,11 @@ def _follow(running: _Running, request: LearningRequest, progress: Progress) -> 
     while line := _next_line(running.lines, until):
         answer = json.loads(line)
         if "report" in answer:
-            return LearningReport.model_validate(answer["report"])
+            try:
+                return LearningReport.model_validate(answer["report"])
+            except ValidationError as error:
+                field, fault = first_fault(error)
+                raise RunError(f"the report of the recipe is not valid: {field}: {fault}") from error
         stage = answer["stage"]
         progress(stage, answer["done"], answer["total"])
     if line is None or process.wait() == -signal.SIGXCPU:

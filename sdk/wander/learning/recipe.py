@@ -58,6 +58,9 @@ SAMPLED_ROWS = 100
 """Number of transcripts whose lengths decide the sizes of the steps."""
 IMITATION_RATE = 3e-3
 
+MOST_REASON = 2000
+"""Characters of a reason. Some reasons quote the environment."""
+
 Tell = Callable[[str, int, int], None]
 
 
@@ -89,7 +92,7 @@ class Run:
             with quiet_libraries():
                 self._learn()
         except WanderError as error:
-            self.report.reason = str(error)
+            self.report.reason = str(error)[:MOST_REASON]
         finally:
             self.loop.close()
         self.report.cpu_seconds = sum(
@@ -352,6 +355,9 @@ def main() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     limit = request.recipe.cpu_seconds
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 10))
+    if hasattr(resource, "RLIMIT_DATA"):  # the environment decides how much the recipe must remember
+        memory = request.recipe.memory_bytes
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     torch.set_num_threads(1)
     report = Run(request, tell).carry_out()
     lines.write(json.dumps({"report": report.model_dump(mode="json", by_alias=True)}) + "\n")

@@ -48,6 +48,8 @@ class Recipe(Record):
     """Number of held-out examples."""
     cpu_seconds: int = 600
     """Limit of the recipe's processor time. A recipe that exceeds it is not shown."""
+    memory_bytes: int = 8 * 1024**3
+    """Limit of the memory of the process. The libraries take 1.5 GiB of it when they are imported."""
 
 
 class LearningRequest(Record):
