@@ -12,6 +12,8 @@ from wander_hub.identity import HUB
 from wander_hub.rights.tokens import add_token
 from wander_hub.runs import explorer
 from wander_hub.runs.explorer import RolloutSearch
+from wander_hub.runs.repository import chunks_of
+from wander_hub.storage import Storage
 
 API = "/api/v1/runs/rollouts"
 HTML = {"Accept": "text/html"}
@@ -114,6 +116,17 @@ async def test_a_run_that_is_too_large_is_named_and_withdrawn_ones_are_left_out(
     page = (await hub.get(API, params={"text": "reply"})).json()
     assert page["data"] == []
     assert page["too_large"] == [runs[2]]
+
+
+async def test_a_run_without_its_files_is_named_and_the_search_continues(hub, runs):
+    with hub.database.read(HUB) as session:
+        (chunk,) = chunks_of(session, runs[1])
+    Storage.of(hub.settings).delete(chunk.object_sha256)
+    page = (await hub.get(API, params={"text": "reply", "reward_min": -5})).json()
+    assert page["missing"] == [runs[1]]
+    assert {run["run_id"] for run in page["data"]} == {runs[0], runs[2]}
+    shown = await hub.get("/runs/search?text=reply&reward_min=-6", headers=HTML)
+    assert "a file is missing" in shown.text
 
 
 async def test_invalid_searches_are_rejected(hub, runs):

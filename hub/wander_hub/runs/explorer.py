@@ -30,7 +30,7 @@ from wander_hub.runs.chunks import RowFacts, StoredRow
 from wander_hub.runs.kept import KEPT, OF_ENTRY
 from wander_hub.runs.models import MOST_STRATA, Run, RunChunk
 from wander_hub.runs.repository import chunks_of
-from wander_hub.storage import Storage
+from wander_hub.storage import ObjectMissing, Storage, log_missing
 
 MOST_SEARCHED = 250_000
 """Maximum number of rollouts of a run whose rows are searched."""
@@ -213,10 +213,14 @@ def search_runs(session: Session, storage: Storage, wanted: RolloutSearch) -> Ro
             page.too_large.append(run.run_id)
             continue
         limit = ReadLimit()
-        numbers = numbers_of(session, storage, run, wanted.filter, limit)
+        try:
+            numbers = numbers_of(session, storage, run, wanted.filter, limit)
+            if numbers:
+                page.data.append(_matches(session, storage, run, numbers))
+        except ObjectMissing as error:
+            log_missing(error.sha256)
+            page.missing.append(run.run_id)
         left -= _MOST_READ - limit.left
-        if numbers:
-            page.data.append(_matches(session, storage, run, numbers))
     return page
 
 

@@ -378,6 +378,8 @@ class RolloutSearchPage(Page):
     """Number of runs that this page covers."""
     too_large: list[Line] = Field(default_factory=list)
     """Runs on this page that were not searched, because they have too many rollouts."""
+    missing: list[Line] = Field(default_factory=list)
+    """Runs on this page that were not searched, because the hub's storage lacks a file of theirs."""
 
 
 class RolloutPage(Record):

@@ -62,18 +62,20 @@ def search_rollouts(
     if all(value is None for value in asked.values()):
         raise UsageError("nothing to search for", hint="pass a text or a filter, such as `--ended-by`")
     with here.hub() as hub, here.output.progress("searching", None, unit="runs") as bar:
-        found, searched, too_large, cursor = [], 0, [], None
+        found, searched, cursor = [], 0, None
+        left_out: dict[str, str] = {}
         for _ in range(MOST_PAGES):
             page = hub.read("/api/v1/runs/rollouts", RolloutSearchPage, {**asked, "cursor": cursor})
             found += page.data
             searched += page.searched_runs
-            too_large += page.too_large
+            left_out |= dict.fromkeys(page.too_large, "it has too many rollouts")
+            left_out |= dict.fromkeys(page.missing, "the hub has lost a file of it")
             bar.update(searched)
             cursor = page.next
             if cursor is None or len(found) >= limit:
                 break
-    for run_id in too_large:
-        here.output.warn(f"`{run_id}` has too many rollouts to be searched")
+    for run_id, reason in left_out.items():
+        here.output.warn(f"`{run_id}` was not searched: {reason}")
     complete, found = cursor is None and len(found) <= limit, found[:limit]
     data = {"runs": found, "searched_runs": searched, "complete": complete}
     here.output.answer(data, lambda: _show(found, searched, complete=complete))
