@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import re
 from collections.abc import Callable
 from functools import cache
 from operator import itemgetter
@@ -487,6 +488,20 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 def canonical_json(value: Any) -> str:
     """Serialize a value so that equal values give equal bytes: sorted keys, no spaces, UTF-8, no NaN."""
     return _CANONICAL.encode(value)
+
+
+_UNSAFE = re.compile(r"[\x7f-\x9f\u2028\u2029\ufffe\uffff]")
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def portable_json(value: Any) -> str:
+    """Serialize a text, a number or a list so that JSON, TOML and YAML read the same value.
+
+    TOML and YAML do not accept surrogate pairs as escapes, nor some control characters unescaped. A lone
+    surrogate, which no file can contain, becomes a question mark.
+    """
+    text = _LONE_SURROGATE.sub("?", json.dumps(value, ensure_ascii=False))
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def refuse_constant(text: str) -> None:

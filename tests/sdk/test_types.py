@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
+
 import pytest
-from hypothesis import given
+import yaml
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from wander.types import Example, Rollout, SamplingArgs, State, Usage, canonical_json, task_set_digest
+from wander.types import (
+    Example,
+    Rollout,
+    SamplingArgs,
+    State,
+    Usage,
+    canonical_json,
+    portable_json,
+    task_set_digest,
+)
 
 EXAMPLE = {"example_id": "a", "index": 0, "seed": 1, "prompt": [{"role": "user", "content": "q"}]}
 
@@ -21,6 +34,13 @@ def test_equal_values_have_equal_bytes():
 @given(st.dictionaries(st.text(), st.integers() | st.text(), max_size=5))
 def test_the_order_of_keys_does_not_matter(value):
     assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
+
+
+@given(st.text() | st.lists(st.text() | st.integers(-(2**62), 2**62), max_size=5))
+@example('\U0001f600 \x7f \x85 \uffff \u2028 \\ "')
+def test_toml_and_yaml_read_portable_json_as_json_does(value):
+    text = portable_json(value)
+    assert tomllib.loads(f"value = {text}")["value"] == yaml.safe_load(text) == json.loads(text) == value
 
 
 def test_an_examples_digest_covers_every_field():

@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wander.types import portable_json
+
 from wander_client.errors import ClientError
 from wander_client.packages.built_package import require_project
 from wander_client.packages.scaffold import fill_templates, require_free
@@ -120,7 +122,7 @@ def _words(
         "name": name,
         "module": module,
         "package": module.replace("_", "-"),
-        "dependencies": json.dumps(["wander-sdk", "wander-integrations", requirement, *requirements]),
+        "dependencies": portable_json(["wander-sdk", "wander-integrations", requirement, *requirements]),
         "index": index,
         # JSON in a Python string literal, because Python does not know `true` and `null`.
         "arguments": repr(json.dumps(arguments)),
@@ -132,6 +134,6 @@ def _yaml(fields: dict[str, Any], indent: str = "") -> str:
     return "\n".join(
         f"{indent}{name}:\n{_yaml(value, indent + '  ')}"
         if isinstance(value, dict) and value
-        else f"{indent}{name}: {json.dumps(value)}"
+        else f"{indent}{name}: {portable_json(value)}"
         for name, value in fields.items()
     )

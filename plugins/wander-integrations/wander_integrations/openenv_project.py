@@ -5,14 +5,13 @@ The command line also finds the manifest and the report here.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from wander.errors import DatasetError, require_extra
 from wander.system.plain_files import open_plain_file
-from wander.types import first_fault
+from wander.types import first_fault, portable_json
 
 from wander_integrations.openenv_report import openenv_manifest, openenv_report
 from wander_integrations.written_project import WrittenProject, pyproject_text
@@ -78,9 +77,8 @@ class _Validation(_Declared):
 class OpenEnvFile(_Declared):
     """Fields of an `openenv.yaml` that Wander reads."""
 
-    name: str = Field(min_length=1)
-    version: str | None = None
-    app: str = "server.app:app"
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f`]{1,200}$")
+    app: str = Field(default="server.app:app", pattern=r"^[\w.:/-]{1,200}$")
     port: int = Field(default=8000, ge=1, le=65535)
     validation: _Validation = _Validation()
 
@@ -91,15 +89,18 @@ def read_manifest(folder: Path) -> OpenEnvFile:
         import yaml
     try:
         with open_plain_file(folder / FILE, below=folder) as file:
-            content: Any = yaml.safe_load(file.read(_MOST_BYTES))
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise DatasetError(f"`{FILE}` has over {_MOST_BYTES:,} bytes")
+        content: Any = yaml.safe_load(text)
         return OpenEnvFile.model_validate(content)
     except OSError as error:
         raise DatasetError(f"`{folder}` has no `{FILE}` that can be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise DatasetError(f"`{FILE}` is not valid YAML: {error}") from error
     except ValidationError as error:
         field, fault = first_fault(error)
         raise DatasetError(f"`{FILE}`: {field or 'the file'}: {fault}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as an impossible date, or deep lists
+        raise DatasetError(f"`{FILE}` is not valid YAML: {error}") from error
 
 
 def write_project(source: Path, out: Path, *, name: str) -> WrittenProject:
@@ -116,8 +117,8 @@ def write_project(source: Path, out: Path, *, name: str) -> WrittenProject:
     )
     (out / module / "__init__.py").write_text(
         _MODULE.format(
-            name=json.dumps(name),
-            summary=json.dumps(summary),
+            name=portable_json(name),
+            summary=portable_json(summary),
             port=declared.port,
             bounds=bounds,
             seconds=validation.resources.episode_timeout_s,

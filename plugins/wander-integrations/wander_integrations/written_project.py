@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from wander.types import portable_json
 
 _PYPROJECT = """\
 [build-system]
@@ -49,9 +50,9 @@ def pyproject_text(
 ) -> str:
     """Return the `pyproject.toml` of a project. `integrations` may name an extra of this distribution."""
     return _PYPROJECT.format(
-        name=json.dumps(name),
+        name=portable_json(name),
         module=name.replace("-", "_"),
-        summary=json.dumps(summary),
-        keywords=json.dumps(list(keywords)),
+        summary=portable_json(summary),
+        keywords=portable_json(list(keywords)),
         integrations=integrations,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from wander.types import Record
+from wander.types import Record, portable_json
 from wander.wire.fields import Count, Sha256, Text
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -110,9 +109,8 @@ def _toml(value: Any) -> str:
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_toml(item) for item in value if item is not None)}]"
-    # JSON and TOML write strings, numbers and booleans in the same way.
-    return json.dumps(value, ensure_ascii=False)
+    return portable_json(value)
 
 
 def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+    return name if _BARE_KEY.fullmatch(name) else portable_json(name)

@@ -25,7 +25,7 @@ from wander.envs.sandbox import SandboxEnv
 from wander.errors import ConfigError, WanderError
 from wander.handle import Split
 from wander.parsers import message_text
-from wander.types import Example, Record
+from wander.types import Example, Record, portable_json
 
 from wander_integrations.harbor.environment import HarborEnv
 from wander_integrations.harbor.folder import (
@@ -178,21 +178,22 @@ def _content(content: bytes | str) -> TaskContent:
 
 
 def _task_file(env: SandboxEnv, example: Example, organization: str, spec: BoxSpec) -> str:
-    """Return the text of `task.toml`. JSON strings, lists and numbers are valid TOML."""
+    """Return the text of `task.toml`."""
     seconds = env.timeout_seconds or 900.0
+    other_paths = [path for path in spec.state_paths if path != spec.working_folder]
     return "\n".join(
         [
             'schema_version = "1.4"',
             "",
             "[task]",
-            f"name = {json.dumps(f'{organization}/{_slug(example.example_id)}')}",
-            f"description = {json.dumps(env.summary)}",
+            f"name = {portable_json(f'{organization}/{_slug(example.example_id)}')}",
+            f"description = {portable_json(env.summary)}",
             "",
             "[metadata]",
-            f"environment = {json.dumps(env.info.name)}",
+            f"environment = {portable_json(env.info.name)}",
             "",
             "[metadata.wander]",
-            f"state_paths = {json.dumps([path for path in spec.state_paths if path != spec.working_folder])}",
+            f"state_paths = {portable_json(other_paths)}",
             "",
             "[agent]",
             f"timeout_sec = {seconds:.1f}",
@@ -202,12 +203,12 @@ def _task_file(env: SandboxEnv, example: Example, organization: str, spec: BoxSp
             "",
             "[environment]",
             'network_mode = "no-network"' if not spec.allowed_hosts else 'network_mode = "allowlist"',
-            *([f"allowed_hosts = {json.dumps(spec.allowed_hosts)}"] if spec.allowed_hosts else []),
-            f"workdir = {json.dumps(spec.working_folder)}",
+            *([f"allowed_hosts = {portable_json(spec.allowed_hosts)}"] if spec.allowed_hosts else []),
+            f"workdir = {portable_json(spec.working_folder)}",
             f"memory_mb = {spec.limits.memory_mb}",
             f"storage_mb = {spec.limits.disk_mb}",
             *(["", "[environment.env]"] if spec.environment else []),
-            *(f"{json.dumps(name)} = {json.dumps(value)}" for name, value in spec.environment.items()),
+            *(f"{portable_json(name)} = {portable_json(value)}" for name, value in spec.environment.items()),
             "",
         ]
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from wander.errors import DatasetError
 from wander.system.plain_files import open_plain_file
+from wander.types import portable_json
 
 from wander_integrations.harbor.environment import StartFrom
 from wander_integrations.harbor.folder import HarborTask, read_tasks
@@ -100,7 +100,7 @@ def write_project(source: Path, out: Path, *, name: str, start_from: StartFrom =
             tasks=TASKS,
             start_from=start_from,
             summary=summary,
-            summary_literal=json.dumps(summary),
+            summary_literal=portable_json(summary),
         ),
         encoding="utf-8",
     )
