@@ -141,9 +141,6 @@ class Settings(BaseSettings):
     featured: tuple[str, ...] = ()
     """Environments, as `owner/name`, that the home page shows first; unset means the environments with the
     most runs whose newest version passed this hub's checks."""
-    traces: bool = False
-    """Whether to send an OpenTelemetry span for every request; the standard `OTEL_*` variables configure
-    where to."""
 
     organizations: Literal["anybody", "administrators"] = "anybody"
     """Users who may create organizations, which are owners without a user."""
@@ -248,13 +245,6 @@ class Settings(BaseSettings):
             if not folder.is_dir():
                 raise ValueError(f"`{folder}` is not a folder")
         return folder
-
-    @field_validator("traces")
-    @classmethod
-    def _can_be_sent(cls, traces: bool) -> bool:
-        if traces and find_spec("opentelemetry.sdk") is None:
-            raise ValueError("it requires `pip install 'wander-hub[traces]'`")
-        return traces
 
     @field_validator("oidc_issuers")
     @classmethod

@@ -1,11 +1,11 @@
-"""Prometheus metrics of the hub, and tracing of requests."""
+"""Prometheus metrics of the hub."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 from starlette.types import Message, Scope, Send
@@ -43,7 +43,6 @@ class HubMetrics:
         self._problems = Counter(
             "wander_hub_problems", "Error responses, by code", ("code",), registry=self._registry
         )
-        self._tracer = _tracer() if settings.traces else None
 
     def count_problem(self, code: str) -> None:
         """Count an error response; `storage_unavailable` and `storage_full` are faults of the storage."""
@@ -57,16 +56,6 @@ class HubMetrics:
         """Count a request whose response was sent."""
         method = watched.method if watched.method in _METHODS else "OTHER"
         self._requests.labels(method, route, str(status)).observe(time.perf_counter() - watched.begun)
-
-    def begin_span(self, scope: Scope) -> Any:
-        """Start the span of a request within the caller's trace; return None without tracing."""
-        if self._tracer is None:
-            return None
-        from opentelemetry.propagate import extract
-        from opentelemetry.trace import SpanKind
-
-        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        return self._tracer.start_span(scope["method"], context=extract(carrier), kind=SpanKind.SERVER)
 
     def render(self) -> tuple[bytes, str]:
         """Return all metrics in Prometheus text format, and its media type."""
@@ -113,7 +102,6 @@ class Watched:
     def __init__(self, metrics: HubMetrics, scope: Scope, send: Send, draining: bool) -> None:
         self._metrics, self._scope, self._send, self._draining = metrics, scope, send, draining
         self.method, self.begun, self.status = scope["method"], time.perf_counter(), 0
-        self._span = metrics.begin_span(scope)
 
     async def send(self, message: Message) -> None:
         """Forward a message; while the hub shuts down, ask clients to reconnect."""
@@ -129,26 +117,3 @@ class Watched:
         route = "index" if direct else template
         status = self.status or 499  # the client disconnected before the response
         self._metrics.ended(self, route, status)
-        if self._span is not None:
-            self._span.update_name(f"{self.method} {route}")
-            attributes = {
-                "http.request.method": self.method,
-                "http.route": route,
-                "http.response.status_code": status,
-            }
-            attributes["wander.request_id"] = self._scope.get("state", {}).get("request_id", "")
-            self._span.set_attributes(attributes)
-            self._span.end()
-
-
-def _tracer() -> Any:
-    """Return the tracer; OpenTelemetry's own variables configure where spans are sent."""
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "wander-hub")})
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider.get_tracer("wander_hub")
