@@ -141,7 +141,7 @@ class Invocation:
         from wander_client.errors import ClientError, LoginRequired, NotFound
         from wander_client.hub.api import open_hub
 
-        hint = "trust this workflow with `wander env publisher add`, or set `WANDER_TOKEN`"
+        hint = "add it as a trusted publisher on the owner's settings page, or set `WANDER_TOKEN`"
         with open_hub(self.settings.hub, None, transport=self._transport) as hub:
             try:
                 audience = hub.read("/_/oidc/audience", Audience).audience

@@ -235,7 +235,7 @@ async def test_a_workflow_with_several_environments_must_name_one(hub, trust, mi
     said = answer.json()["errors"][0]["description"]
     assert "several environments trust this workflow" in said
     assert all(
-        f"`wander {what}" in said for what in ("publish --owner OWNER", "env publisher token OWNER/NAME")
+        f"`wander {what}" in said for what in ("publish --owner OWNER", "auth workflow-token OWNER/NAME")
     )
     for name in ("one", "two"):
         named = bearer(await mint(target={"owner": "alice", "name": name}))

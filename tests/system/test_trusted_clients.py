@@ -73,29 +73,33 @@ def workflow(tmp_path_factory: pytest.TempPathFactory, mirror: str) -> Iterator[
             yield Workflow(hub, issuer, url, environment)
 
 
-def trust(workflow: Workflow, name: str) -> None:
-    environment = workflow.environment | {"WANDER_TOKEN": workflow.hub.token}
-    command = [BIN / "wander", "env", "publisher", "add", f"admin/{name}", "acme/environments"]
-    command += ["--workflow", "release.yml", "--issuer", workflow.issuer.url, "--deployment", name]
-    added = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
+def add_publisher(workflow: Workflow, owner: str, token: str, wanted: dict[str, str]) -> str:
+    """Trust the workflow to publish for an owner, and return the path of the publisher."""
+    body = {"kind": "github", "subject": "acme/environments", "workflow": "release.yml"}
+    path = f"/api/v1/owners/{owner}/publishers"
+    added = httpx.post(
+        f"{workflow.hub.url}{path}",
+        json={**body, "issuer": workflow.issuer.url, **wanted},
+        headers={"Authorization": f"Bearer {token}"},
     )
-    assert added.returncode == 0, added.stderr
-    assert added.stdout == f"trusted: github acme/environments release.yml in `{name}` for admin/{name}\n"
+    assert added.status_code == 201, added.text
+    return f"{path}/{added.json()['id']}"
+
+
+def trust(workflow: Workflow, name: str) -> None:
+    wanted = {"name": name, "deployment": name}
+    add_publisher(workflow, "admin", workflow.hub.token, wanted)
     workflow.issuer.job = github_claims(environment=name)
 
 
 def test_twine_publishes_with_the_token_of_a_trusted_workflow(workflow: Workflow, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "with-twine")
     workflow.issuer.job = github_claims()
-    refused = workflow.run("wander", "env", "publisher", "token")
+    refused = workflow.run("wander", "auth", "workflow-token")
     assert refused.returncode == 4
     assert "no publisher matches `acme/environments`" in refused.stderr
     trust(workflow, "with-twine")
-    token = workflow.run("wander", "env", "publisher", "token").stdout.strip()
+    token = workflow.run("wander", "auth", "workflow-token").stdout.strip()
     options = ("--username", "__token__", "--password", token, "--non-interactive")
     done = workflow.run(
         "twine", "upload", "--repository-url", f"{workflow.url}/admin/legacy/", *options, wheel
@@ -129,29 +133,19 @@ def test_uv_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: Path
 def test_another_user_may_trust_the_same_workflow(workflow: Workflow, tmp_path: Path) -> None:
     command, environment = hub_command(workflow.hub.data, "user", "add", "mallory")
     subprocess.run(command, env=environment, check=True, capture_output=True)
-    theirs = workflow.environment | {"WANDER_TOKEN": make_token(workflow.hub.data, "mallory")}
-    trusting = [BIN / "wander", "env", "publisher", "add", "mallory/secret-plan", "acme/environments"]
-    trusting += ["--workflow", "release.yml", "--issuer", workflow.issuer.url, "--json"]
-    added = subprocess.run(trusting, env=theirs, capture_output=True, text=True)
-    assert added.returncode == 0, added.stderr
+    theirs = make_token(workflow.hub.data, "mallory")
+    path = add_publisher(workflow, "mallory", theirs, {"name": "secret-plan"})
     trust(workflow, "among-others")
     wheel, url = make_wheel(tmp_path, "among-others"), f"{workflow.url}/admin/legacy/"
     done = workflow.run("uv", "publish", "--trusted-publishing", "always", "--publish-url", url, wheel)
     assert done.returncode == 0, done.stdout + done.stderr
     assert workflow.versions("among-others") == ["0.1.0"]
     assert "secret-plan" not in done.stdout + done.stderr
-    token = workflow.run("wander", "env", "publisher", "token", "admin/among-others").stdout.strip()
+    token = workflow.run("wander", "auth", "workflow-token", "admin/among-others").stdout.strip()
     named = httpx.get(f"{workflow.hub.url}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
     assert named.json()["token"]["target"] == "admin/among-others"
-    undone = [
-        BIN / "wander",
-        "env",
-        "publisher",
-        "remove",
-        "mallory",
-        str(json.loads(added.stdout)["data"]["id"]),
-    ]
-    assert subprocess.run(undone, env=theirs, capture_output=True).returncode == 0
+    undone = httpx.delete(f"{workflow.hub.url}{path}", headers={"Authorization": f"Bearer {theirs}"})
+    assert undone.status_code == 200
 
 
 def test_wander_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: Path) -> None:
@@ -161,7 +155,7 @@ def test_wander_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: 
     workflow.issuer.job = github_claims(environment="untrusted")
     refused = workflow.run(*command)
     assert refused.returncode == 4, refused.stdout + refused.stderr
-    assert "wander env publisher add" in refused.stderr
+    assert "trusted publisher" in refused.stderr
     trust(workflow, "reverse-text")
     done = workflow.run(*command)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -104,7 +104,6 @@ COMMANDS: dict[str, Entry] = {
     "env import": Entry("write.import_:app", "import environments and results from other libraries"),
     "env export": Entry("train.export:export", "package an environment for another trainer"),
     "env owner": Entry("account.owner:app", "manage roles, transfers, names and visibility"),
-    "env publisher": Entry("write.publisher:app", "let a CI workflow publish without a stored token"),
     "env board": Entry("run.board:app", "edit an environment's boards and hide runs"),
     "model new": Entry("train.model:new_model", "create an untrained model for an environment"),
     "model pull": Entry("train.model:pull", "download a model from the hub, or SmolLM2"),
@@ -118,7 +117,9 @@ COMMANDS: dict[str, Entry] = {
     "auth whoami": Entry("account.login:whoami", "show whose token is in use"),
     "auth logout": Entry("account.login:logout", "delete the stored token of a hub"),
     "auth token": Entry("account.token:app", "create, list and revoke your tokens"),
-    "auth invitation": Entry("account.invitation:app", "list, accept and decline invitations"),
+    "auth workflow-token": Entry(
+        "account.workflow_token:print_token", "print a token for a trusted workflow"
+    ),
     "auth org": Entry("account.organization:app", "create organizations, and list the owners you belong to"),
     "auth key": Entry("account.key:app", "create, list and revoke keys that sign runs"),
     "cache": Entry("find.cache:app", "show or free the disk space of installed environments"),
@@ -131,7 +132,7 @@ GROUPS: dict[str, GroupEntry] = {
     "runs": GroupEntry("list, show, compare, replay and export runs", default="list"),
     "env": GroupEntry("show, manage, import and export environments"),
     "model": GroupEntry("create, fine-tune, push and download models"),
-    "auth": GroupEntry("manage your tokens, invitations and signing keys"),
+    "auth": GroupEntry("manage your tokens, organizations and signing keys"),
 }
 
 OVERVIEW = """Publish, install, evaluate and train on environments for language models.

@@ -114,7 +114,7 @@ def _read_part(token: str, place: int) -> dict[str, Any]:
 
 def refusal(code: str, reason: str) -> HubProblem:
     """Return the problem of a rejected identity token; twine and uv print the entries of `errors`."""
-    hint = "see `wander env publisher list` for the trusted publishers"
+    hint = "the settings page of an owner lists its trusted publishers"
     errors = [{"code": code, "description": reason}]
     return HubProblem(422, code, f"the identity token was rejected: {reason}", hint=hint, errors=errors)
 

@@ -93,7 +93,7 @@ def add_publisher(
     identifying = ("name", "issuer", "subject", "workflow", "deployment")
     for known in _of_owner(session, namespace.id):
         if all(getattr(known, key) == getattr(publisher, key) for key in identifying):
-            hint = f"run `wander env publisher remove {namespace.name} {known.id}` to remove it"
+            hint = "remove it on the settings page of its owner"
             raise HubProblem(409, "publisher_exists", "this publisher is already trusted", hint=hint)
     session.add(publisher)
     session.flush()
@@ -110,7 +110,7 @@ def remove_publisher(session: Session, caller: Identity, owner: str, number: int
     else:
         rights.owner_for(session, caller, "manage", namespace.name)
     if publisher is None:
-        hint = f"`wander env publisher list {namespace.name}` shows the numbers"
+        hint = "the settings page of its owner lists the publishers"
         detail = f"`{namespace.name}` has no publisher {number}"
         raise HubProblem(404, "publisher_not_found", detail, hint=hint)
     info = info_of(publisher)
@@ -155,8 +155,8 @@ def mint_token(
         raise refusal(
             "several_publishers",
             f"several {several}, but a token is valid for only one of them: choose with `wander publish "
-            "--owner OWNER`, print a token for uv and twine with `wander env publisher token OWNER/NAME`, or "
-            "add a publisher for all environments of an owner (`wander env publisher add OWNER ...`)",
+            "--owner OWNER`, print a token for uv and twine with `wander auth workflow-token OWNER/NAME`, or "
+            "add a publisher for all environments of an owner",
         )
     _use_once(session, claims)
     shared = security.new_token() if len(chosen) > 1 else None

@@ -121,7 +121,7 @@ def _lock(session: Session, caller: Identity, number: int) -> Invitation:
             environments.lock_environment(session, environment)
         invitation = session.scalar(query.execution_options(populate_existing=True))
     if invitation is None:
-        hint = "`wander auth invitation list` shows your invitations"
+        hint = "your account page lists your invitations"
         raise HubProblem(404, "invitation_not_found", f"you have no invitation {number}", hint=hint)
     return invitation
 

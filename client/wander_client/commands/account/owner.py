@@ -66,7 +66,7 @@ def add(
     invited = (user.lower(), through)
     if any((member.user, member.through) == invited and member.pending_until for member in members):
         here = current().output
-        here.note(f"{user} gets the role with `wander auth invitation accept {target}`")
+        here.note(f"{user} gets the role after accepting it on the account page of the hub")
 
 
 @app.command()
