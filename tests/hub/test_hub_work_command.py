@@ -151,7 +151,9 @@ def serving(data: Path, *words: str, **settings: str) -> Iterator[Worker]:
     try:
         hub.says("the hub listens on")
         yield hub
-        assert hub.ended(signal.SIGTERM) == 0
+        status = hub.ended(signal.SIGTERM)
+        assert process.stderr
+        assert status == 0, process.stderr.read()
     finally:
         watchdog.cancel()
         process.kill()
