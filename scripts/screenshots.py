@@ -157,7 +157,7 @@ def call_webhook(place: Workplace) -> None:
 
     with HTTPServer(("127.0.0.1", 0), Receiver) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/told"
+        url = f"http://127.0.0.1:{server.server_port}/events"
         made = ask("", {"url": url, "owner": "admin"})["webhook"]["id"]
         ask(f"/{made}/test")
         wait(1)

@@ -182,7 +182,7 @@ async def test_a_proof_of_learning_is_made_once_and_its_page_draws_the_curve(hub
     assert found["report"]["shown"] == (reward > 0.5)
     assert "secret" not in found["report"]["reason"]
     page = (await hub.get("/alice/reverse-text")).text
-    assert ("learnable: 0.31 to 0.58 in 40 steps" if reward > 0.5 else "not shown: it failed in") in page
+    assert ("Learnable: 0.31 to 0.58 in 40 steps" if reward > 0.5 else "not shown: it failed in") in page
     assert page.count('class="whisker') == 2
     assert "a correct answer earned 1.00" in page
     assert "secret" not in page

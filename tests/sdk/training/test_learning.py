@@ -58,7 +58,7 @@ def report(rewards: tuple[float, float], **other: object) -> LearningReport:
 def test_the_digest_of_a_report_does_not_depend_on_the_machine():
     shown = report((0.31, 0.58), shown=True)
     assert shown.describe() == "learnable: 0.31 to 0.58 in 40 steps"
-    assert report((0.5, 0.5), reason="no gain").describe() == "not shown: no gain"
+    assert report((0.5, 0.5), reason="no gain").describe() == "learning not shown: no gain"
     elsewhere = shown.model_copy(update={"cpu_seconds": 9.0, "platform": "x", "versions": {"torch": "2"}})
     assert elsewhere.digest == shown.digest
     assert report((0.31, 0.59), shown=True).digest != shown.digest
