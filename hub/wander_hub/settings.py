@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.util import find_spec
 from ipaddress import ip_network
@@ -17,6 +18,8 @@ from wander_hub.names import acceptable_address
 from wander_hub.upload_rules import OPTIONAL, Action
 
 MIB = 1024 * 1024
+PREFIX = "WANDER_HUB_"
+"""Start of the name of every variable that sets something."""
 DATABASE = "hub.db"
 """File name of the embedded database in the data folder."""
 
@@ -68,7 +71,7 @@ class ProviderSettings(BaseModel):
 class Settings(BaseSettings):
     """Settings that an operator can change. With the defaults, the hub needs nothing but one folder."""
 
-    model_config = SettingsConfigDict(env_prefix="WANDER_HUB_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, enable_decoding=False)
 
     data: Path = Path("wander-hub-data")
     """Folder of the embedded database and the stored files."""
@@ -200,6 +203,21 @@ class Settings(BaseSettings):
     """Number of jobs that one process runs at the same time."""
     job_lease_seconds: float = Field(default=30, ge=1)
     """Seconds without a heartbeat after which another process takes over a job."""
+
+    @field_validator(
+        *("hosts", "upload_policy", "featured", "sign_in_provider", "oidc_issuers", "webhook_networks"),
+        "box_images",
+        mode="before",
+    )
+    @classmethod
+    def _is_json(cls, value: object) -> object:
+        """Read the text of a variable. With its own decoding, pydantic-settings would not report the name."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"`{value}` is not valid JSON") from error
 
     @field_validator("upload_policy")
     @classmethod

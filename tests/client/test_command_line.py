@@ -110,7 +110,8 @@ def test_an_error_of_a_subcommand_points_to_its_help(wander: Wander) -> None:
 def test_a_value_outside_of_the_choices_is_explained(wander: Wander) -> None:
     result = wander("leaderboard", "acme/wordle", "--level", "best")
     assert result.status == 2
-    assert "`--level`: 'best' is not one of 'complete', " in result.err
+    assert "`--level best` is unknown" in result.err
+    assert "use `complete`, `rescored` or `replayed`" in result.err
 
 
 def test_an_error_names_the_flag_that_was_typed(wander: Wander) -> None:

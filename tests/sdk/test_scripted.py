@@ -145,7 +145,7 @@ async def test_a_script_is_run_from_its_file(player):
         ("spec_player:", ConfigError, "does not name a function"),
         ("spec_player:nothing", LoadError, "has no function `nothing`"),
         ("spec_player:number", LoadError, "has no function `number`"),
-        ("no_such_player:play", LoadError, "importing `no_such_player` raised `ModuleNotFoundError"),
+        ("no_such_player:play", LoadError, "there is no module `no_such_player`"),
         ("./no_such_player.py:play", LoadError, "there is no module `no_such_player`"),
         ("spec_player:repeat?speed=3", ConfigError, "unexpected keyword argument 'speed'"),
         ("spec_player:broken?", ConfigError, "returned a `int`, not a function"),

@@ -110,7 +110,7 @@ COMMANDS: dict[str, Entry] = {
     "model tools": Entry("train.model:tools", "add tool support to a model's chat template"),
     "model push": Entry("train.hub_model:push", "push a trained model to the hub"),
     "model list": Entry("train.model:list_models", "list local models, or a model's revisions on the hub"),
-    "model yank": Entry("train.hub_model:yank", "exclude a model's revision from `latest`"),
+    "model yank": Entry("train.hub_model:yank", "withdraw a model's revision"),
     "model delete": Entry("train.hub_model:delete", "delete a revision or a model from the hub"),
     "model visibility": Entry("train.hub_model:visibility", "make a model public, internal or private"),
     "model sft": Entry("train.sft:sft", "fine-tune a model on selected rollouts"),

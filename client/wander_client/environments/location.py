@@ -187,11 +187,12 @@ def parse_arguments(pairs: list[str], whole: str | None) -> dict[str, Any]:
     return arguments
 
 
-def require_published(opened_pin: EnvironmentPin, hint: str) -> EnvironmentName:
-    """Return the hub name of a pin. Raises `ClientError` if the run used a folder."""
+def require_published(opened_pin: EnvironmentPin, hint: str, run: str = "") -> EnvironmentName:
+    """Return the hub name of a pin. Raises `ClientError` if the run, named `run`, used a folder."""
     if opened_pin.owner is None or opened_pin.version is None:
+        named = f"the run `{run}`" if run else "this run"
         raise ClientError(
-            f"this run used the folder `{opened_pin.path}`, not a published version",
+            f"{named} used the folder `{opened_pin.path}`, not a published version",
             hint=hint,
             code="local_environment",
         )

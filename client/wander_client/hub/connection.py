@@ -324,8 +324,17 @@ class HubConnection:
             + name_option("hub", "URL")
             + " or `WANDER_HUB`",
             code="hub_unreachable",
-            detail=str(error),
+            detail=_reason(error),
         )
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a connection failed, such as `connection refused`, without the number of the error."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__  # httpcore does not set a cause
+    text = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
+    return text[:1].lower() + text[1:]
 
 
 class _Routes(httpx.BaseTransport):

@@ -211,7 +211,7 @@ def _require_openai_name(name: str, key_variable: str) -> None:
     )
     raise LoginRequired(
         f"no model `{name}` on this machine, and `{key_variable}` is not set for `{OPENAI_URL}`",
-        hint="pass "
+        hint=f"set `{key_variable}`, or pass "
         + name_option("base_url", "URL", word="-b")
         + f" for another endpoint, or `hf:NAME` or a folder for a local model{player}",
         code="no_api_key",

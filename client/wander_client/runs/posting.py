@@ -42,6 +42,7 @@ def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) ->
     require_published(
         manifest.environment,
         hint="publish it with `wander publish`, then evaluate it by its name: `wander eval OWNER/NAME`",
+        run=manifest.run_id,
     )
     with posting.pack_run(manifest, posting.files_of(folder.path)) as parcel:
         missing = manifest.expected_rollouts - parcel.count

@@ -25,7 +25,7 @@ import click
 from click.core import ParameterSource
 
 from wander_client.errors import UsageError
-from wander_client.terminal.suggestions import did_you_mean
+from wander_client.terminal.suggestions import choose, did_you_mean
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -90,6 +90,16 @@ class Integer(click.IntRange):
         return _describe_bounds(self.min, self.max)
 
 
+class _Choice(click.Choice[str]):
+    """Words to choose from, which the error lists in backticks, with a suggestion."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word, or raise `UsageError` with the known words."""
+        if value not in self.choices and param is not None and not (ctx and ctx.resilient_parsing):
+            choose(max(param.opts, key=len), value, self.choices)
+        return super().convert(value, param, ctx)
+
+
 class _Number(click.FloatRange):
     """A range of floats, described in words, that rejects `nan`, which click accepts in every range."""
 
@@ -133,7 +143,7 @@ def new_parameter(name: str, kind: Any, described: Option, default: Any = inspec
 def _type(kind: Any, described: Option) -> click.ParamType[Any]:
     low, high = described.min, described.max
     if get_origin(kind) is Literal:
-        return click.Choice(get_args(kind))
+        return _Choice(get_args(kind))
     if kind is int:
         return click.INT if low is high is None else Integer(_int(low), _int(high))
     if kind is float:
@@ -164,7 +174,7 @@ _COMMON: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--json", {"is_flag": True, "help": "print one JSON object on stdout"}),
     ("--plain", {"is_flag": True, "help": "no color, tab-separated tables"}),
     ("-q --quiet", {"is_flag": True, "help": "print only results and errors"}),
-    ("--color", {"type": click.Choice(["auto", "always", "never"]), "help": "when to use color"}),
+    ("--color", {"type": _Choice(["auto", "always", "never"]), "help": "when to use color"}),
     ("--no-progress", {"is_flag": True, "help": "do not show progress on stderr"}),
     ("--hub", {"metavar": "URL", "help": "the hub: its URL, or a name from your settings file"}),
     ("--debug", {"is_flag": True, "help": "show the traceback of an error"}),

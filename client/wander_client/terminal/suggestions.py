@@ -20,7 +20,10 @@ def did_you_mean(
 
 
 def choose(option: str, word: str, known: Iterable[Word]) -> Word:
-    """Return the known word that equals `word`. Raises `UsageError` with the known words otherwise."""
+    """Return the known word that equals `word`. Raises `UsageError` with the known words otherwise.
+
+    - `option`: flag of a command, keyword in Python, or an argument's placeholder in capitals.
+    """
     words = list(known)
     for choice in words:
         if choice == word:
@@ -28,5 +31,7 @@ def choose(option: str, word: str, known: Iterable[Word]) -> Word:
     *most, last = (f"`{choice}`" for choice in words)
     listed = f"{', '.join(most)} or {last}" if most else last
     hint = did_you_mean(word, words) or f"use {listed}"
+    if option.isupper():
+        raise UsageError(f"`{option}`: `{word}` is unknown", hint=hint)
     named = name_option(option.lstrip("-").replace("-", "_"), word, word=option)
     raise UsageError(named + " is unknown", hint=hint)

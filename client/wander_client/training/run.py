@@ -245,7 +245,7 @@ def model_path(name: str) -> str:
         raise NotFound(
             f"`{name}` is neither a folder nor the name of a model on this machine",
             hint=f"list your models with `wander model list`, use `hf:{name}` for Hugging Face, or "
-            f"create a tiny model with `wander model new {name} --transcripts RUN`",
+            f"create a tiny model with `wander model new tiny --transcripts RUN --out {name}`",
             code="model_not_found",
         )
     return name.removeprefix(HF_SCHEME)

@@ -27,6 +27,17 @@ class Integer(click.IntRange):
         return "N"
 
 
+class Choice(click.Choice[str]):
+    """Words to choose from; an error lists them in the hub's wording."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word, or fail with a sentence that lists all words."""
+        if value in self.choices:
+            return super().convert(value, param, ctx)
+        *most, last = (f"`{word}`" for word in self.choices)
+        self.fail(f"must be {', '.join(most)} or {last}, got `{value}`", param, ctx)
+
+
 class Command(click.Command):
     """A command whose help describes `--help` like every other option."""
 

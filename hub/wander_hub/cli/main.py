@@ -12,7 +12,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -132,13 +134,29 @@ def _explain_failure(error: Exception) -> tuple[str, str | None, int] | None:
     if isinstance(error, DataFolderInUse | ForeignFolder | NoHub | UnreleasedDatabase):
         return str(error), error.hint, 2
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        return f"setting `{name}`: {first['msg'].removeprefix('Value error, ')}", None, 2
+        return _explain_setting(error.errors()[0])
     if isinstance(error, DatabaseError):
         hint = "check `--data` and `WANDER_HUB_DATABASE_URL`"
         return f"the database does not work: {error.orig}", hint, 2
     return None
+
+
+def _explain_setting(fault: Mapping[str, Any]) -> tuple[str, str | None, int]:
+    from wander_hub.settings import PREFIX
+    from wander_hub.web.text import requirement_words
+
+    requirement = requirement_words(fault)
+    if not fault["loc"]:
+        return f"the settings conflict: {requirement}", None, 2
+    name, *inner = map(str, fault["loc"])
+    place = "".join(f" `{part}`" for part in inner)
+    got = (
+        f", got `{fault['input']}`"
+        if isinstance(fault["input"], str) and fault["type"] != "value_error"
+        else ""
+    )
+    hint = "`/docs/self-hosting` on every hub lists the settings"
+    return f"`{PREFIX}{name.upper()}`:{place} {requirement}{got}", hint, 2
 
 
 def _explain(error: OSError) -> tuple[str, str]:

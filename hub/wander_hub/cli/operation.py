@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from wander_hub import __version__
-from wander_hub.cli.command_line import Command
+from wander_hub.cli.command_line import Choice, Command
 from wander_hub.cli.options import data_option, json_option, open_database, print_row, read_settings
 from wander_hub.database import Database
+from wander_hub.operation import job_queue
 from wander_hub.storage import Storage, make_data_folder
 
 
@@ -129,14 +130,14 @@ def doctor(data: Path | None, as_json: bool) -> None:
     for result in examine(read_settings(data=data)):
         results.append(result)
         if not as_json:
-            click.echo(f"{result.state:<8} {result.check:<9} {result.told}")
+            click.echo(f"{result.state:<8} {result.check:<11} {result.told}")
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results]))
     raise click.exceptions.Exit(1 if any(result.state == "failed" for result in results) else 0)
 
 
 @click.command(cls=Command)
-@click.option("--kind", help="retry only jobs of this kind, such as `webhook`")
+@click.option("--kind", type=Choice(job_queue.KINDS), help="retry only jobs of this kind")
 @data_option
 @json_option
 def retry(kind: str | None, data: Path | None, as_json: bool) -> None:
@@ -147,12 +148,12 @@ def retry(kind: str | None, data: Path | None, as_json: bool) -> None:
     wander-hub retry --kind webhook          retry all failed and waiting deliveries of webhooks
     """
     from wander_hub.jobs import TableQueue
-    from wander_hub.operation import job_queue
 
     settings = read_settings(data=data)
     with open_database(settings) as database, database.write() as session:
         outcome = job_queue.retry_all(session, TableQueue.of(settings, database), kind)
-    print_row(outcome.model_dump(), as_json, f"retrying {outcome.retried} jobs")
+    counted = f"{outcome.retried} {'job' if outcome.retried == 1 else 'jobs'}"
+    print_row(outcome.model_dump(), as_json, f"retrying {counted}")
 
 
 @click.command(cls=Command)
@@ -189,5 +190,8 @@ def show_audit(
 
     times = {"since": since and since.replace(tzinfo=UTC), "until": until and until.replace(tzinfo=UTC)}
     with open_database(read_settings(data=data)) as database:
+        line = None
         for line in json_lines(database, owner=owner, actor=actor, action=action, target=target, **times):
             click.echo(line, nl=False)
+    if line is None:
+        click.echo("no entries match", err=True)

@@ -70,11 +70,16 @@ def print_row(row: dict[str, Any], as_json: bool, text: str) -> None:
     click.echo(json.dumps(row) if as_json else text)
 
 
-def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print rows as JSON, or as tab-separated columns with a header line."""
+def print_rows(rows: list[dict[str, Any]], as_json: bool, empty: str) -> None:
+    """Print rows as JSON, or as tab-separated columns with a header line.
+
+    `empty` is what to report on standard error if there are no rows.
+    """
     if as_json:
         click.echo(json.dumps({"data": rows, "next": None}))
         return
+    if not rows:
+        click.echo(empty, err=True)
     for number, row in enumerate(rows):
         if number == 0:
             click.echo("\t".join(row))

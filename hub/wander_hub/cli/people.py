@@ -69,7 +69,7 @@ def list_users(data: Path | None, as_json: bool) -> None:
             }
             for user in repository.users(session)
         ]
-    print_rows(rows, as_json)
+    print_rows(rows, as_json, "there are no users")
 
 
 @user.command("password")
@@ -182,7 +182,8 @@ def identities_of(
         commit("user.identity.link" if link is not None else "user.identity.unlink", change, data)
     with reading(data) as session:
         linked = identities.list_identities(session, find_user(session, name).id)
-    print_rows([{"issuer": identity.issuer, "subject": identity.subject} for identity in linked], as_json)
+    rows = [{"issuer": identity.issuer, "subject": identity.subject} for identity in linked]
+    print_rows(rows, as_json, f"`{name}` has no identity at an identity provider")
 
 
 @user.command("disable")

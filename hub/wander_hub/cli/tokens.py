@@ -9,7 +9,7 @@ import click
 from wander.wire import TOKEN_SCOPES
 
 from wander_hub import audit
-from wander_hub.cli.command_line import Group, Integer
+from wander_hub.cli.command_line import Choice, Group, Integer
 from wander_hub.cli.options import (
     by_command,
     data_option,
@@ -34,7 +34,7 @@ def token() -> None:
 @click.option(
     "--scope",
     multiple=True,
-    type=click.Choice(TOKEN_SCOPES),
+    type=Choice(TOKEN_SCOPES),
     help="permission of the token; repeatable  [default: all]",
 )
 @click.option(
@@ -73,6 +73,8 @@ def list_tokens(user: str | None, data: Path | None, as_json: bool) -> None:
     from wander_hub.rights import repository
 
     with reading(data) as session:
+        if user is not None:
+            find_user(session, user)  # reports an unknown name
         rows = [
             {
                 "prefix": token.prefix,
@@ -86,7 +88,7 @@ def list_tokens(user: str | None, data: Path | None, as_json: bool) -> None:
             }
             for token in repository.tokens_of(session, user)
         ]
-    print_rows(rows, as_json)
+    print_rows(rows, as_json, f"`{user}` has no tokens" if user else "there are no tokens")
 
 
 @token.command("revoke")

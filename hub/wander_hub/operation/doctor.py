@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,11 +22,10 @@ from wander_hub.database import Database, now
 from wander_hub.http.health import free_bytes
 from wander_hub.identity import HUB
 from wander_hub.operation import job_queue
-from wander_hub.settings import Settings
+from wander_hub.settings import DATABASE, PREFIX, Settings
 from wander_hub.storage import Storage, close_hint, find_open_path
 from wander_hub.verification.worker import missing_for_verification
 
-_PREFIX = "WANDER_HUB_"
 _CLOCK_SECONDS = 5.0
 _PROXY_SECONDS = 10.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -57,7 +57,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("proxy", lambda: _look_at_proxy(settings)),
         ("sandbox", lambda: _look_at_sandbox(settings)),
         ("boxes", lambda: _look_at_boxes(settings)),
-        ("jobs", lambda: _look_at_jobs(database)),
+        ("jobs", lambda: _look_at_jobs(settings, database)),
     )
     for name, look in looks:
         try:
@@ -71,23 +71,30 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _look_at_settings() -> str:
-    known = {_PREFIX + name.upper() for name in Settings.model_fields}
-    variables = {name for name in os.environ if name.startswith(_PREFIX)}
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    variables = {name for name in os.environ if name.startswith(PREFIX)}
     if unknown := sorted(variables - known):
         names = ", ".join(f"`{name}`" for name in unknown)
         raise Doubt(f"these variables match no setting and are ignored: {names}")
+    if not variables:
+        return f"no variable `{PREFIX}...` is set, so the defaults apply"
     return f"{len(variables)} variable{'s are' if len(variables) != 1 else ' is'} set"
 
 
 def _look_at_database(settings: Settings, database: Database) -> str:
-    if settings.database_url is None and not (settings.data / "hub.db").exists():
-        raise FileNotFoundError(f"there is no hub in `{settings.data}`: start one with `wander-hub serve`")
+    _require_hub(settings)
     if not database.is_current():
         raise RuntimeError("the schema does not match this release: run `wander-hub migrate`")
     with database.engine.execution_options(writes=True).connect() as connection:
         connection.execute(text("CREATE TABLE wander_doctor (id INTEGER)"))
         connection.rollback()  # the statement proves that the database is writable; nothing is kept
     return f"{database.engine.dialect.name} is writable and has the schema of this release"
+
+
+def _require_hub(settings: Settings) -> None:
+    if settings.database_url is None and not (settings.data / DATABASE).exists():
+        command = f"wander-hub serve --data {shlex.quote(str(settings.data))}"
+        raise FileNotFoundError(f"there is no hub in `{settings.data}`: start one with `{command}`")
 
 
 def _look_at_clock(database: Database) -> str:
@@ -154,7 +161,8 @@ def _look_at_proxy(settings: Settings) -> str:
     return f"{url} reaches this hub over {here.scheme}"
 
 
-def _look_at_jobs(database: Database) -> str:
+def _look_at_jobs(settings: Settings, database: Database) -> str:
+    _require_hub(settings)
     with database.read(HUB) as session:
         held_up = job_queue.find_held_up(session)
     if held_up is None:

@@ -31,6 +31,7 @@ _SEEN = timedelta(days=1)
 _OPEN_SHOWN = 50
 RETRIED = (verification.KIND, evidence.KIND, version_checks.KIND, version_checks.LEARN)
 """Kinds of jobs that a fault of the hub can hold up."""
+KINDS = (*RETRIED, delivery.KIND)
 Queue = TypeVar("Queue", bound=TableQueue)
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
@@ -46,6 +47,13 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
             "no_hub_address",
             "jobs need the address of the hub, from which they download runs and packages",
             hint="run `wander-hub work --hub http://HOST:8600`",
+        )
+    if hub_url is not None and urlsplit(hub_url).scheme not in ("http", "https"):
+        raise HubProblem(
+            422,
+            "no_hub_address",
+            f"`{hub_url}` is not the URL of a hub",
+            hint="write it with its scheme, as in `http://HOST:8600`",
         )
     end = _End()
     database = Database(settings.resolved_database_url, settings.database_connections)

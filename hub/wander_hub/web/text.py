@@ -156,10 +156,19 @@ _FAULTS = {
     "string_type": "is missing",
     "int_parsing": "must be a whole number",
     "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "byte_size": "must be a size such as `10GiB`",
+    "bool_parsing": "must be `true` or `false`",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "extra_forbidden": "is unknown",
     "string_too_short": "must have at least {min_length} characters",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "needs at least {min_length}",
     "too_long": "takes at most {max_length}",
+    "greater_than": "must be more than {gt:g}",
+    "less_than": "must be less than {lt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
@@ -170,8 +179,15 @@ _FAULTS = {
 
 def fault_words(error: Mapping[str, Any]) -> str:
     """Return a message for an invalid field of a form: the name of the field, and the requirement."""
-    words = _FAULTS.get(error["type"], "is not valid")
-    return f"{fault_field(error).replace('_', ' ')} {words.format_map(error.get('ctx', {}))}".strip()
+    return f"{fault_field(error).replace('_', ' ')} {requirement_words(error)}".strip()
+
+
+def requirement_words(error: Mapping[str, Any]) -> str:
+    """Return what an error of pydantic says about the value, such as `must be a whole number`."""
+    context = error.get("ctx", {})
+    if "expected" in context:
+        context = context | {"expected": context["expected"].replace("'", "`")}
+    return _FAULTS.get(error["type"], "is not valid").format_map(context)
 
 
 def fault_field(error: Mapping[str, Any]) -> str:

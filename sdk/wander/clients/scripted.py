@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.errors import ConfigError, LoadError, ModelError
+from wander.errors import ConfigError, LoadError, ModelError, did_you_mean
 from wander.modules import import_file
 from wander.types import Message, Usage
 
@@ -79,7 +79,7 @@ def scripted_client_from_spec(spec: str, package: str | None = None) -> Scripted
     module_name, _, function_name = target.rpartition(":")
     if not module_name or not function_name:
         raise ConfigError(
-            f"`{spec}` does not name a function", hint="write it as `scripted:package.module:function`"
+            f"`{target}` does not name a function", hint="write it as `scripted:package.module:function`"
         )
     own = package and package.partition(".")[0]
     if own and module_name.partition(".")[0] != own:
@@ -92,14 +92,23 @@ def scripted_client_from_spec(spec: str, package: str | None = None) -> Scripted
     else:
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:
+        except ModuleNotFoundError as error:
+            missing = error.name or module_name
             raise LoadError(
-                f"importing `{module_name}` raised `{type(error).__name__}: {error}`",
-                hint="install its package where `wander` runs, or name the `.py` file by its path",
+                f"there is no module `{missing}`"
+                + ("" if missing == module_name else f", which `{module_name}` imports"),
+                hint="install the package where `wander` runs, or name the `.py` file by its path"
+                if missing == module_name.partition(".")[0]
+                else None,
             ) from error
+        except Exception as error:
+            raise LoadError(f"importing `{module_name}` raised `{type(error).__name__}: {error}`") from error
     script = getattr(module, function_name, None)
     if not callable(script) or (own and str(getattr(script, "__module__", "")).partition(".")[0] != own):
-        raise LoadError(f"`{module_name}` has no function `{function_name}`")
+        raise LoadError(
+            f"`{module_name}` has no function `{function_name}`",
+            hint=did_you_mean(function_name, [name for name in vars(module) if not name.startswith("_")]),
+        )
     if function_name == "load_environment":
         raise ConfigError(
             f"`{spec}` is not a player: it creates the environment",

@@ -176,7 +176,7 @@ def _listen(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         _say(f"error: {error}")
         if error.hint:
-            _say(f"hint: {error.hint}")
+            _say(f"\nhint: {error.hint}")
         return 2
     return 0
 

@@ -9,8 +9,9 @@ from wander_client.terminal.command import Argument, CommandGroup, Option
 
 app = CommandGroup(
     help="""Create, list and revoke the keys that sign your runs.
-    A signature proves that a run comes from you, even if somebody else uploads it. `wander post --sign`
-    signs.""",
+
+    A signature proves that a run comes from you, even if somebody else uploads it. To sign a run, pass
+    `--sign` to `wander post`.""",
 )
 
 _KEYS = "/api/v1/keys"

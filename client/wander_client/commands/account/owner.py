@@ -145,7 +145,7 @@ def visibility(
     from wander.wire.changes import NewVisibility, OwnerSettings
     from wander.wire.environments import Visibility, marks_of
 
-    here, wanted = current(), choose("visibility", choice, get_args(Visibility))
+    here, wanted = current(), choose("CHOICE", choice, get_args(Visibility))
     private, internal = marks_of(wanted)
     with here.hub(login=True) as hub:
         if "/" not in target:
@@ -159,7 +159,7 @@ def visibility(
 
 
 @app.command()
-def quota(owner: Annotated[str, Argument(help="owner")]) -> None:
+def quota(owner: Annotated[str, Argument(help="user or organization")]) -> None:
     """Show how much of its quota an owner uses on the hub.
 
     \b

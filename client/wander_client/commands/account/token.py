@@ -48,7 +48,7 @@ def new(
     wander auth token new ci --scope publish --for acme/wordle
     wander auth token new laptop --scope read --scope results --days 365
 
-    Use it as the password of pip and uv: https://__token__:TOKEN@HUB/OWNER/simple/
+    Use it as the password of pip and uv: https://__token__:TOKEN@HUB/OWNER/index/
     """
     from wander.wire import TOKEN_SCOPES
     from wander.wire.changes import CreatedToken, NewToken

@@ -38,7 +38,7 @@ RunId = Annotated[str, Argument(help="ID of a posted run, or the run's folder")]
 
 @app.command("list")
 def list_boards(environment: Environment) -> None:
-    """List the boards of a version. The first is the pinned board, the next the eval split's default board.
+    """List the boards of a version: the pinned board first, then the default board of the eval split.
 
     \b
     wander env board list acme/wordle

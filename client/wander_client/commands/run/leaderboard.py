@@ -45,7 +45,7 @@ def leaderboard(
     stratum: Annotated[
         int | None, Option(help="also show the reward on this stratum of the examples")
     ] = None,
-    limit: Annotated[int, Option("-n", min=1, help="rows to show")] = 50,
+    limit: Annotated[int, Option("--limit", min=1, help="rows to show")] = 50,
     metrics: Annotated[bool, Option("--metrics", help="also show every metric and pass@k")] = False,
     as_csv: Annotated[str | None, Option("--csv", help="write all rows to this file (`-`: stdout)")] = None,
 ) -> None:

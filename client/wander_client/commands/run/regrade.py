@@ -34,11 +34,11 @@ def regrade(
     wander runs regrade --env acme/wordle@2.0.0 RUN_ID RUN_ID --post
     wander runs regrade --env ./wordle runs/RUN
 
-    The recorded completions answer the calls of the new version, as long as it asks the same. Each run
-    becomes a new run of that version, which `--post` puts on the version's leaderboard. A rollout must be
-    played again if the new version asks something else, or if it failed. Such rollouts are missing from the
-    new run, and the exit status is 6. If you started the run, `wander eval --resume` plays them. After an
-    interruption, run the same command again.
+    Wander plays the new version with the recorded completions. This works as long as the new version sends
+    the model the same messages as the old one. Each run becomes a new run of the new version, which `--post`
+    puts on the version's leaderboard. If the messages differ, or if the rollout failed, it is missing from
+    the new run, and the exit status is 6. If you started the run, `wander eval --resume` plays the missing
+    rollouts. After an interruption, run the same command again.
     """
     import asyncio
 

@@ -176,9 +176,9 @@ def verify(
     wander runs verify RUN_ID --cancel
 
     If every rollout comes out the same, bit for bit, the run's level becomes `replayed`. If the environment
-    has outside observations, the hub recomputes the rewards only, and the level becomes `rescored`. If a
-    rollout differs, the level becomes `claimed`. The hub draws a sample when the verification starts. Exit
-    status 1 means that some rollouts differ. `wander runs replay` replays a run on this machine.
+    declares `deterministic=False`, for example because it asks a judge, the hub only recomputes the rewards,
+    and the level becomes `rescored`. If a rollout differs, the level becomes `claimed`. Exit status 1 means
+    that some rollouts differ. `wander runs replay` replays a run on this machine.
     """
     from wander.wire.verification import LEVELS_SOUGHT, VerificationRequest
 

@@ -11,7 +11,7 @@ from wander_client.terminal.command import CommandGroup
 if TYPE_CHECKING:
     from wander_client.terminal.output import Cell
 
-app = CommandGroup("Test the sandbox on this machine.")
+app = CommandGroup("Test the sandbox on this machine, and clean up after it.")
 
 
 @app.command()

@@ -41,6 +41,8 @@ def worker(
     shared network, listen on a socket that only you can open (`--listen unix:///PATH`) or on 127.0.0.1, and
     forward it with `ssh -L`.
     """
+    from wander.worker.remote.address import parse_listen, parse_socket
+
     from wander_client.environments.location import default_log, locate
     from wander_client.environments.sandbox import warn_unconfined
 
@@ -49,6 +51,8 @@ def worker(
             f"the setting `sandbox` is on, but `wander worker` cannot run `{environment}` in a sandbox",
             hint="run the worker in a container, with `WANDER_SANDBOX=0`",
         )
+    if parse_socket(listen) is None:
+        parse_listen(listen)
     location = locate(current(), environment)
     warn_unconfined(current(), location)
     log_path = (log or default_log(current(), location)).expanduser().resolve()

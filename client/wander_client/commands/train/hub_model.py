@@ -63,7 +63,7 @@ def yank(
     reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
     undo: Annotated[bool, Option("--undo", help="remove the yank")] = False,
 ) -> None:
-    """Exclude a revision from `latest`. It can still be pulled by its digest.
+    """Withdraw a revision. `wander model pull` no longer chooses it as the newest, but accepts its name.
 
     \b
     wander model yank acme/ttt@9c1f03a2b4d5 --reason "trained on the test split"
@@ -123,7 +123,7 @@ def visibility(
     from wander_client.terminal.suggestions import choose
 
     here, wanted = current(), parse_model(model)
-    seen_by = choose("visibility", choice, get_args(Visibility))
+    seen_by = choose("CHOICE", choice, get_args(Visibility))
     private, internal = marks_of(seen_by)
     body = NewVisibility(private=private, internal=internal)
     with here.hub(login=True) as hub:

@@ -57,8 +57,8 @@ def check(
     that Wander does not make.
 
     With `--learn`, a fixed recipe then trains a tiny policy on one core, in at most 10 minutes of processor
-    time, and reports its reward before and after. It is repeatable bit for bit on the same platform. An
-    environment that a tiny policy cannot learn is "not shown", which is not a fault.
+    time, and reports its reward before and after. On the same platform, the numbers are always the same. If
+    the policy does not learn, the result is "not shown". That does not count as a failed check.
     """
     from wander.checks import check_environment
 

@@ -83,9 +83,10 @@ def path(
     wander env import path ./wordle --dry-run
     wander env import path sophistry_bench_sprint-0.1.6-py3-none-any.whl --owner acme
 
-    Wander detects the library and its generation, and adds the missing parts to a copy: entry point, build
-    system, dependencies, README and a note of origin. Then it builds the package, installs it into a new
-    virtual environment, loads and checks it, and publishes it together with the results of the check.
+    Wander detects which library the package was written for, and for which version of its API. It adds the
+    missing parts to a copy: entry point, build system, dependencies, README and a note of origin. Then it
+    builds the package, installs it into a new virtual environment, loads and checks it, and publishes it
+    together with the results of the check.
     """
     from wander_client.packages.origins.source import bring_project
 
@@ -103,7 +104,7 @@ def git(
     wander env import git https://example.org/envs.git@v1.2#subdirectory=environments/wordle --dry-run
     wander env import git git@example.org:team/envs.git --owner acme
 
-    Fetches one revision (branch, tag or commit), without submodules, hooks and filters.
+    The command fetches one revision (branch, tag or commit), without submodules, hooks and filters.
     """
     from wander_client.packages.origins.git import clone_project
 
@@ -154,7 +155,8 @@ def openenv(
     wander env import openenv ./echo_env --out echo
     wander env import openenv https://example.org/envs.git#subdirectory=envs/echo_env --out echo
 
-    Range of the reward, tags and time limit come from `openenv.yaml`. Start the server before you play.
+    The range of the reward, the tags and the time limit come from `openenv.yaml`. Start the server
+    before you play.
     """
     _import_tasks("openenv", source, out)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from wander.errors import ConfigError, did_you_mean
+from wander.errors import ConfigError, did_you_mean, name_option
 from wander.train.settings.sections import Section
 from wander.types import first_fault
 from wander.wire.untrusted_text import SETTINGS, read_toml_file
@@ -133,6 +133,11 @@ def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> Confi
         kind = inner
     listed = ", ".join(f"`{field}`" for field in kind.model_fields)
     hint = f"the fields of `{'.'.join(sections)}` are {listed}" if sections else f"the sections are {listed}"
+    if problem["type"] == "missing" and place == "model":
+        option = name_option("model", "smollm2")
+        return ConfigError(
+            f"there is no model to train{where}", hint="pass " + option + ", or set `path` under `[model]`"
+        )
     if problem["type"] == "missing":
         return ConfigError(f"`{place}`{where} is missing", hint=hint)
     if problem["type"] != "extra_forbidden":
