@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.wire.people import PublisherKind
 
@@ -20,6 +20,8 @@ from wander_hub.upload_rules import OPTIONAL, Action
 MIB = 1024 * 1024
 PREFIX = "WANDER_HUB_"
 """Start of the name of every variable that sets something."""
+_STORES = ("s3", "gs", "az", "abfss", "https", "memory")
+"""Schemes of object store URLs."""
 DATABASE = "hub.db"
 """File name of the embedded database in the data folder."""
 
@@ -246,12 +248,22 @@ class Settings(BaseSettings):
             raise ValueError("it requires `pip install 'wander-hub[postgres]'`")
         return url or None
 
-    @field_validator("upstream_index")
+    @field_validator("storage_url")
     @classmethod
-    def _is_an_address(cls, url: str | None) -> str | None:
+    def _is_an_object_store(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "")
+        if url and (parts.scheme not in _STORES or not (parts.netloc or parts.scheme == "memory")):
+            raise ValueError("must be the URL of an object store, such as `s3://bucket/prefix`")
+        return url or None
+
+    @field_validator("upstream_index", "public_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None, info: ValidationInfo) -> str | None:
         parts = urlsplit(url or "")
         if url and (parts.scheme not in ("https", "http") or not parts.hostname or parts.username):
             raise ValueError(f"`{url}` must be an http or https address without a user")
+        if info.field_name == "public_url" and parts.path.strip("/"):
+            raise ValueError(f"`{url}` must not have a path: give the hub a host name of its own")
         return url or None
 
     @field_validator("tokenizers")

@@ -275,6 +275,30 @@ def test_a_taken_port_is_named_and_leaves_no_data(tmp_path, typed):
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("MAX_RUN_BYTES", "many", ": must be a whole number, got `many`"),
+        ("VERIFY_POSTS", "perhaps", ": must be `true` or `false`, got `perhaps`"),
+        ("QUOTA_STORED_BYTES", "lots", ": must be a size such as `10GiB`, got `lots`"),
+        ("FEATURED", "lab/wordle", ": `lab/wordle` is not valid JSON"),
+        ("FEATURED", '{"a": 1}', ": must be a list"),
+        ("SIGN_IN_PROVIDER", '{"issuer": "https://id.example"}', ": `client_id` is missing"),
+        ("STORAGE_URL", "ftp://files", ": must be the URL of an object store"),
+        ("PUBLIC_URL", "hub.example.org", ": `hub.example.org` must be an http or https address"),
+        ("PUBLIC_URL", "https://example.org/hub", ": `https://example.org/hub` must not have a path"),
+    ],
+)
+def test_an_invalid_setting_is_named_by_its_variable(name, value, fault, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(f"WANDER_HUB_{name}", value)
+    monkeypatch.setattr(sys, "argv", ["wander-hub", "migrate", "--data", str(tmp_path / "hub")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert f"error: `WANDER_HUB_{name}`{fault}" in capsys.readouterr().err
+    assert not (tmp_path / "hub").exists()
+
+
 @pytest.mark.parametrize("error", [KeyError, OSError])
 def test_a_user_id_without_a_name_is_supported(monkeypatch, error):
     def nobody() -> str:

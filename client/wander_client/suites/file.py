@@ -321,4 +321,4 @@ def _fault(path: Path, error: ValidationError) -> UsageError:
         return UsageError(f"`{path}`: `{key}` is not a setting of a suite", hint=hint)
     if first["type"] == "missing":
         return UsageError(f"`{path}`: `{key}` is missing", hint=_EXAMPLE)
-    return UsageError(f"`{path}`: `{key}`: {first_fault(error)[1]}")
+    return UsageError(f"`{path}`: `{key}`: {first_fault(error)[1]}", hint=_EXAMPLE)

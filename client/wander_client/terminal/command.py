@@ -84,7 +84,7 @@ class Integer(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"must be a whole number ({self._describe_range()}), got `{value}`", param, ctx)
+            self.fail(f"must be a whole number{_range_note(self.min, self.max)}, got `{value}`", param, ctx)
 
     def _describe_range(self) -> str:
         return _describe_bounds(self.min, self.max)
@@ -107,14 +107,21 @@ class _Number(click.FloatRange):
         with contextlib.suppress(click.BadParameter):
             if not math.isnan(number := float(super().convert(value, param, ctx))):
                 return number
-        self.fail(f"must be a number ({self._describe_range()}), got `{value}`", param, ctx)
+        self.fail(f"must be a number{_range_note(self.min, self.max)}, got `{value}`", param, ctx)
 
     def _describe_range(self) -> str:
         return _describe_bounds(self.min, self.max)
 
 
 def _describe_bounds(low: float | None, high: float | None) -> str:
+    if low is None:
+        return ""
     return f"at least {low}" if high is None else f"{low} to {high}"
+
+
+def _range_note(low: float | None, high: float | None) -> str:
+    bounds = _describe_bounds(low, high)
+    return f" ({bounds})" if bounds else ""
 
 
 def new_parameter(name: str, kind: Any, described: Option, default: Any = inspect.Parameter.empty) -> Any:
@@ -145,9 +152,9 @@ def _type(kind: Any, described: Option) -> click.ParamType[Any]:
     if get_origin(kind) is Literal:
         return _Choice(get_args(kind))
     if kind is int:
-        return click.INT if low is high is None else Integer(_int(low), _int(high))
+        return Integer(_int(low), _int(high))
     if kind is float:
-        return click.FLOAT if low is high is None else _Number(low, high)
+        return _Number(low, high)
     return click.Path(path_type=Path) if kind is Path else click.STRING
 
 

@@ -168,6 +168,8 @@ def _explain(error: OSError) -> tuple[str, str]:
         return f"the installation of wander-hub is damaged{named} ({reason})", "reinstall `wander-hub`"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk is full{named}", "free some space, or choose another data folder with `--data`"
+    if named and error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"not a folder{named}", "choose another path"
     return f"{reason}{named}", "check this path, its permissions and `--data`"
 
 

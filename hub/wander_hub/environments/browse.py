@@ -48,7 +48,7 @@ def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment]
     if wanted.kind is not None and wanted.kind not in KINDS:
         of_kind = search.marked(session, EnvironmentFilter(kind=wanted.kind), None)
         if session.scalar(select(of_kind.c.id).limit(1)) is None:
-            hint = "the kinds are " + ", ".join(f"`{kind}`" for kind in KINDS)
+            hint = "the kinds are " + ", ".join(f"`{kind.replace('_', '-')}`" for kind in KINDS)
             raise HubProblem(
                 422, "unknown_kind", f"there is no environment of kind `{wanted.kind}`", hint=hint
             )

@@ -93,7 +93,7 @@ def test_overrides_apply_after_the_file(tmp_path: Path) -> None:
         (["batch.rollouts=96"], "multiple of rows_at_once"),
         (["sampling.temperature=0"], r"`sampling\.temperature`"),
         (["steps=3"], "is not a setting"),
-        (["schedule.steps"], "is not a setting"),
+        (["schedule.steps"], "does not set a value"),
         (["algorithm.loss=ppo"], r"`algorithm\.loss`"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from wander_client.context import current
+from wander_client.errors import UsageError
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 app = CommandGroup(
@@ -15,6 +16,8 @@ app = CommandGroup(
 )
 
 _KEYS = "/api/v1/keys"
+_SHORTEST = 6
+"""Fewest characters of a fingerprint that the hub accepts."""
 
 
 @app.command()
@@ -92,6 +95,8 @@ def revoke(
     from wander_client.hub.signing_keys import key_file, read_key
 
     here = current()
+    if len(fingerprint) < _SHORTEST:
+        raise UsageError(f"`{fingerprint}` is too short", hint=f"write at least {_SHORTEST} characters")
     with here.hub(login=True) as hub:
         info = hub.change("DELETE", f"{_KEYS}/{fingerprint}", KeyInfo)
     path = key_file(here.settings.config_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,20 @@ ExcludeNewer = Annotated[
     str | None,
     Option("--exclude-newer", metavar="DATE", help="ignore packages that were uploaded after this time"),
 ]
+
+
+def require_date(exclude_newer: str | None) -> None:
+    """Raise `UsageError` if the value of `--exclude-newer` is neither a day nor a time."""
+    if exclude_newer is not None:
+        try:
+            datetime.fromisoformat(exclude_newer)
+        except ValueError:
+            raise UsageError(
+                f"`--exclude-newer {exclude_newer}` is not a date",
+                hint="write `2026-01-31` or `2026-01-31T18:00:00Z`",
+            ) from None
+
+
 KeepHosts = Annotated[
     list[str] | None,
     Option(
@@ -55,6 +70,7 @@ def lock(
     from wander_client.packages.needs import fetch_file
 
     here = current()
+    require_date(exclude_newer)
     allow_builds(here, build, policy := choose_policy(None, None, default=bool(here.settings.sandbox)))
     source = _find_source(environment, attach=attach)
     with contextlib.ExitStack() as stack:
@@ -71,7 +87,7 @@ def lock(
             file = wheel_file(detail, python)
             wheel = fetch_file(hub, here.settings.cache_dir, canonicalize_name(name), file).path
         label = f"{owner}/{name}@{version}"
-        here.output.note(f"resolving what {label} needs")
+        here.output.note(f"resolving what {name} {version} needs")
         lock_file = resolve_lock(
             hub,
             here.settings.cache_dir,

@@ -75,7 +75,8 @@ def apply_overrides(
         name, equals, value = override.partition("=")
         *path, last = name.strip().split(".")
         if not (equals and last and all(path)) or (in_sections and not path):
-            raise ConfigError(f"`{override}` is not a setting", hint=f"write it as {example}")
+            fault = "is not a setting" if equals else "does not set a value"
+            raise ConfigError(f"`{override}` {fault}", hint=f"write it as {example}")
         table: Any = settings
         for part in path:
             table = table.setdefault(part, {})

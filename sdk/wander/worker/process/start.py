@@ -142,7 +142,7 @@ class WorkerProcess:
 
     def whole_trace(self) -> str:
         """Return where more details about an error are."""
-        return f"the whole trace is in `{self.log_path}`"
+        return f"the complete traceback is in `{self.log_path}`"
 
     def log_tail(self) -> str:
         """Return the last lines of the log for messages."""

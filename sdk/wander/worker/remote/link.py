@@ -64,7 +64,7 @@ class RemoteProcess(WorkerProcess):
 
     def whole_trace(self) -> str:
         """Return where more details about an error are."""
-        return f"the whole trace is in the log of {self._address}"
+        return f"the complete traceback is in the log of {self._address}"
 
 
 class RemoteLink:
