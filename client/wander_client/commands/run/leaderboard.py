@@ -182,13 +182,13 @@ def _note_other_boards(board: Leaderboard, label: str, output: Output) -> None:
         output.note(f"  and {board.boards - 1 - len(board.others)} more")
     for result in board.elsewhere:
         output.note(
-            f"`{result.model}`, {result.reward_mean:.4f} on board {result.board.board} of {result.version}, "
-            f"is not comparable because of {result.because}"
+            f"`{result.model}` has {result.reward_mean:.4f} on board {result.board.board} of "
+            f"{result.version}, which cannot be compared: {result.because}"
         )
     for older in board.versions:
         best = f"best {older.best_reward:.4f} by {older.best_model}"
         runs = f"{older.runs} run{'' if older.runs == 1 else 's'}"
-        output.note(f"version {older.version}, not comparable: board {older.board}, {runs}, {best}")
+        output.note(f"version {older.version}, which cannot be compared: board {older.board}, {runs}, {best}")
 
 
 def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
