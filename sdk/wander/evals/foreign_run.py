@@ -23,6 +23,8 @@ from wander.types import EnvironmentInfo, Example, Message, Rollout, SamplingArg
 from wander.version import __version__
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest, VersionDetail
 
+_OF_VERIFIERS = "results.jsonl"
+"""File whose reader is in `wander-compat`."""
 UNKNOWN = "unknown"
 """Value of a required field that the other library did not record."""
 
@@ -153,9 +155,8 @@ def read_results(path: Path) -> ForeignRun:
             if not foreign.rollouts:
                 raise RunError(f"`{files[0]}` contains no rollouts")
             return foreign
-    known = ", ".join(f"`{reader.name}`" for reader in readers)
-    raise RunError(
-        f"`{path}` contains none of {known}",
-        hint="name the file or the folder of one evaluation; for results of verifiers, run "
-        f"`{install_command('wander-compat')}`",
-    )
+    known = [reader.name for reader in readers]
+    hint = "name the file or the folder of one evaluation"
+    if _OF_VERIFIERS not in known:
+        hint += f"; for results of verifiers, run `{install_command('wander-compat')}`"
+    raise RunError(f"`{path}` contains none of {', '.join(f'`{name}`' for name in known)}", hint=hint)
