@@ -146,8 +146,6 @@ def _explain_setting(fault: Mapping[str, Any]) -> tuple[str, str | None, int]:
     from wander_hub.web.text import requirement_words
 
     requirement = requirement_words(fault)
-    if not fault["loc"]:
-        return f"the settings conflict: {requirement}", None, 2
     name, *inner = map(str, fault["loc"])
     place = "".join(f" `{part}`" for part in inner)
     got = (
