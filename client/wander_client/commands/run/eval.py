@@ -43,7 +43,7 @@ def evaluate(typed: Typed, wanted: SettingFlags, flags: CommandFlags) -> int:
       hub:OWNER/NAME             a local model that you fetched with `wander model pull`
       scripted:MODULE:FUNCTION   a function in the environment's package that plays instead of a model
 
-    `--set` changes any setting, including those that have no option. `/docs/evaluating` on every hub lists
+    `--set` changes any setting, with or without an option of its own. `/docs/evaluating` on every hub lists
     them.
 
     Every rollout is saved as soon as it ends, and Ctrl-C keeps the saved rollouts. Exit status 6 means that
