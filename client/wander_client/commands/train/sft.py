@@ -24,7 +24,7 @@ def sft(
     rows: Annotated[Path | None, Argument(help="file that `wander runs data` wrote")] = None,
     out: Annotated[Path | None, Option("-o", "--out", help="output folder")] = None,
     config: Annotated[Path | None, Option("-c", "--config", help="TOML file with settings")] = None,
-    model: Annotated[str | None, Option("-m", "--model", help="a model, as for `wander eval`")] = None,
+    model: Annotated[str | None, Option("-m", "--model", help="a local model, as for `wander eval`")] = None,
     steps: Annotated[int | None, Option(min=1, help="number of steps")] = None,
     setting: Overrides = None,
     resume: Annotated[

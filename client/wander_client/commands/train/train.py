@@ -47,7 +47,7 @@ def train(
     typed: Typed,
     environment: Annotated[str | None, Argument(help="owner/name[@version], or ./folder")] = None,
     config: Annotated[Path | None, Argument(help="TOML file with settings")] = None,
-    model: Annotated[str | None, Option("-m", "--model", help="a model, as for `wander eval`")] = None,
+    model: Annotated[str | None, Option("-m", "--model", help="a local model, as for `wander eval`")] = None,
     steps: Annotated[int | None, Option(min=1, help="number of steps")] = None,
     setting: Overrides = None,
     argument: EnvironmentArguments = None,
