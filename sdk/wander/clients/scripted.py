@@ -79,7 +79,8 @@ def scripted_client_from_spec(spec: str, package: str | None = None) -> Scripted
     module_name, _, function_name = target.rpartition(":")
     if not module_name or not function_name:
         raise ConfigError(
-            f"`{target}` does not name a function", hint="write it as `scripted:package.module:function`"
+            f"`{target or spec}` does not name a function",
+            hint="write it as `scripted:package.module:function`",
         )
     own = package and package.partition(".")[0]
     if own and module_name.partition(".")[0] != own:
@@ -107,7 +108,9 @@ def scripted_client_from_spec(spec: str, package: str | None = None) -> Scripted
     if not callable(script) or (own and str(getattr(script, "__module__", "")).partition(".")[0] != own):
         raise LoadError(
             f"`{module_name}` has no function `{function_name}`",
-            hint=did_you_mean(function_name, [name for name in vars(module) if not name.startswith("_")]),
+            hint=did_you_mean(
+                function_name, [name for name, value in vars(module).items() if callable(value)]
+            ),
         )
     if function_name == "load_environment":
         raise ConfigError(
