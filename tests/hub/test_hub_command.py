@@ -256,13 +256,6 @@ def test_a_missing_installation_file_is_not_blamed_on_the_data_folder(tmp_path: 
     assert "--data" in hint
 
 
-def test_a_bad_setting_is_named(tmp_path, monkeypatch, typed):
-    monkeypatch.setenv("WANDER_HUB_MAX_UPLOAD_BYTES", "-1")
-    status, _, err = typed("serve", "--port", "0", "--data", str(tmp_path))
-    assert status == 2
-    assert "max_upload_bytes" in err
-
-
 def test_a_taken_port_is_named_and_leaves_no_data(tmp_path, typed):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -279,6 +272,7 @@ def test_a_taken_port_is_named_and_leaves_no_data(tmp_path, typed):
     ("name", "value", "fault"),
     [
         ("MAX_RUN_BYTES", "many", ": must be a whole number, got `many`"),
+        ("MAX_UPLOAD_BYTES", "-1", ": must be more than 0, got `-1`"),
         ("VERIFY_POSTS", "perhaps", ": must be `true` or `false`, got `perhaps`"),
         ("QUOTA_STORED_BYTES", "lots", ": must be a size such as `10GiB`, got `lots`"),
         ("FEATURED", "lab/wordle", ": `lab/wordle` is not valid JSON"),
