@@ -50,7 +50,9 @@ async def test_the_compare_page_agrees_with_the_command(hub, posted):
     assert f"{found.wins} / {found.ties} / {found.losses}" in text
     assert html.escape(OTHER) in text
     assert OTHER not in text
-    shown = re.findall(r"<h3>Example <span class=\"mono\">([^<]+)</span>: ([0-9.]+) → ([0-9.]+)</h3>", text)
+    shown = re.findall(
+        r"<h3>Example <span class=\"mono\">([^<]+)</span>: mean reward ([0-9.]+) → ([0-9.]+)</h3>", text
+    )
     apart = sorted((one for one in found.by_example if one.difference), key=lambda one: -abs(one.difference))
     assert [name for name, *_ in shown] == [one.example_id for one in apart]
     for run in (first, second):
