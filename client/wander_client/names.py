@@ -171,6 +171,11 @@ def run_path(run_id: str, *rest: str) -> str:
     return "/".join(["/api/v1/runs", *map(quote_part, (run_id, *rest))])
 
 
+def sealed_path(commitment: str, *rest: str) -> str:
+    """Return the API path of a sealed task set, or a path below it."""
+    return "/".join(["/api/v1/sealed", *map(quote_part, (commitment, *rest))])
+
+
 def quote_part(value: str) -> str:
     """Quote one part of a path. Rejects `.` and `..`, which would change the path."""
     if value in ("", ".", ".."):

@@ -55,6 +55,7 @@ from wander_hub.quotas import routes as quotas
 from wander_hub.rights import routes as accounts
 from wander_hub.rights.tokens import authenticate
 from wander_hub.runs import routes as runs
+from wander_hub.sealed import routes as sealed
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.transfers import service as transfers
@@ -304,6 +305,7 @@ def _routes() -> tuple[BaseRoute, ...]:
         run_changes.transfer_router,
         key_routes.router,
         verification.router,
+        sealed.router,
         upload.version_router,
         upload.model_router,
         model_life.router,

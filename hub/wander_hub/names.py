@@ -18,7 +18,7 @@ RESERVED_OWNERS = frozenset(
     "_ about account accounts api assets auth blog boards compare docs environments "  # noqa: SIM905
     "explore favicon.ico files health help integrity leaderboard leaderboards "
     "legacy live llms.txt login logout me metrics models new oidc openapi openapi.json "
-    "orgs owners ready robots.txt root runs schemas search settings signup simple "
+    "orgs owners ready robots.txt root runs schemas sealed search settings signup simple "
     "static status system tokens user users well-known www".split()
 )
 """First path segments that the hub uses itself, now or in the future."""

@@ -7,10 +7,18 @@ import os
 from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.wire.people import PublisherKind
 
@@ -184,6 +192,12 @@ class Settings(BaseSettings):
     learning: bool = False
     """Whether to train a tiny policy on every published version, as `wander check --learn` does. It takes up
     to 10 minutes of one core for a version, and needs `wander-sdk[train]` where jobs run."""
+    seal_key_file: Path | None = None
+    """File with the key that encrypts sealed task sets, outside of the data folder; it is created if it does
+    not exist. Unset means that the hub keeps no sealed sets."""
+    seal_networks: tuple[str, ...] = ()
+    """Networks in which the hub may play sealed sets, such as `10.0.0.0/8`, also without TLS; empty allows
+    only public https endpoints."""
     verification_seconds: float = Field(default=3600, gt=0)
     """Maximum seconds for one replay or one check."""
     boxes: Literal["off", "auto", "bwrap", "podman", "docker"] = "off"
@@ -208,7 +222,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         *("hosts", "upload_policy", "featured", "sign_in_provider", "oidc_issuers", "webhook_networks"),
-        "box_images",
+        *("seal_networks", "box_images"),
         mode="before",
     )
     @classmethod
@@ -231,7 +245,7 @@ class Settings(BaseSettings):
                 )
         return policy
 
-    @field_validator("webhook_networks")
+    @field_validator("webhook_networks", "seal_networks")
     @classmethod
     def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
         for network in networks:
@@ -283,6 +297,13 @@ class Settings(BaseSettings):
             if not acceptable_address(issuer):
                 raise ValueError(f"the issuer `{issuer}` must be an https address")
         return issuers
+
+    @model_validator(mode="after")
+    def _key_is_apart(self) -> Self:
+        path = self.seal_key_file
+        if path is not None and path.resolve().is_relative_to(self.data.resolve()):
+            raise ValueError("`seal_key_file` must be outside of the data folder, which backups may contain")
+        return self
 
     @property
     def resolved_database_url(self) -> str:

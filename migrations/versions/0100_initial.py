@@ -48,6 +48,8 @@ _TABLES = (
     'files',
     'model_files',
     'runs',
+    'sealed_sets',
+    'sealed_plays',
     'version_checks',
     'version_documents',
     'webhook_deliveries',
@@ -637,6 +639,49 @@ def upgrade() -> None:
     op.create_index('ix_runs_training', 'runs', ['environment_id', 'posted_at'], unique=False, sqlite_where=sa.text("kind = 'training'"), postgresql_where=sa.text("kind = 'training'"))
     op.create_index('ix_runs_version', 'runs', ['version_id', 'posted_at'], unique=False)
     op.create_index('ix_runs_weights_sha256', 'runs', ['weights_sha256'], unique=False)
+
+    op.create_table('sealed_sets',
+        sa.Column('id', sa.Integer(), nullable=False),
+        sa.Column('commitment', sa.String(length=64), nullable=False),
+        sa.Column('version_id', sa.Integer(), nullable=False),
+        sa.Column('state', sa.String(length=12), nullable=False),
+        sa.Column('error', sa.Text(), nullable=True),
+        sa.Column('examples', sa.Integer(), nullable=False),
+        sa.Column('wrapped_key', sa.LargeBinary(), nullable=True),
+        sa.Column('content', sa.LargeBinary(), nullable=True),
+        sa.Column('created_by_id', sa.Integer(), nullable=False),
+        sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
+        sa.Column('opens_at', sa.DateTime(timezone=True), nullable=False),
+        sa.Column('opened_at', sa.DateTime(timezone=True), nullable=True),
+        sa.ForeignKeyConstraint(['created_by_id'], ['users.id'], name='fk_sealed_sets_created_by_id_users'),
+        sa.ForeignKeyConstraint(['version_id'], ['versions.id'], name='fk_sealed_sets_version_id_versions'),
+        sa.PrimaryKeyConstraint('id', name='pk_sealed_sets'),
+        sa.UniqueConstraint('commitment', name='uq_sealed_sets_commitment')
+    )
+    op.create_index('ix_sealed_sets_opens_at', 'sealed_sets', ['opens_at'], unique=False)
+    op.create_index('ix_sealed_sets_version_id', 'sealed_sets', ['version_id'], unique=False)
+
+    op.create_table('sealed_plays',
+        sa.Column('id', sa.Integer(), nullable=False),
+        sa.Column('set_id', sa.Integer(), nullable=False),
+        sa.Column('job_id', sa.Integer(), nullable=False),
+        sa.Column('submitted_by_id', sa.Integer(), nullable=False),
+        sa.Column('model', sa.Text(), nullable=False),
+        sa.Column('host', sa.Text(), nullable=False),
+        sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
+        sa.Column('exposed_at', sa.DateTime(timezone=True), nullable=True),
+        sa.Column('summary', sa.JSON(none_as_null=True), nullable=True),
+        sa.Column('content', sa.LargeBinary(), nullable=True),
+        sa.Column('run_id', sa.String(length=64), nullable=True),
+        sa.Column('error', sa.Text(), nullable=True),
+        sa.ForeignKeyConstraint(['job_id'], ['jobs.id'], name='fk_sealed_plays_job_id_jobs'),
+        sa.ForeignKeyConstraint(['run_id'], ['runs.run_id'], name='fk_sealed_plays_run_id_runs'),
+        sa.ForeignKeyConstraint(['set_id'], ['sealed_sets.id'], name='fk_sealed_plays_set_id_sealed_sets'),
+        sa.ForeignKeyConstraint(['submitted_by_id'], ['users.id'], name='fk_sealed_plays_submitted_by_id_users'),
+        sa.PrimaryKeyConstraint('id', name='pk_sealed_plays'),
+        sa.UniqueConstraint('job_id', name='uq_sealed_plays_job_id')
+    )
+    op.create_index('ix_sealed_plays_set_id', 'sealed_plays', ['set_id'], unique=False)
 
     op.create_table('version_checks',
         sa.Column('version_id', sa.Integer(), nullable=False),

@@ -169,6 +169,19 @@ class Environment(Player):
                 raise
         return self._datasets.get(split) or next(iter(self._datasets.values()))
 
+    def use_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the rows of the evaluation split, for example by those of a sealed task set.
+
+        Call this before the first example is read. Raises `ConfigError` for an environment that builds its
+        examples from something else than rows.
+        """
+        if type(self)._bind_datasets is not Environment._bind_datasets:
+            raise ConfigError(
+                f"`{self.name or type(self).__name__}` does not take its examples from rows",
+                hint="use an environment that passes `dataset=` or `eval_dataset=` to its base class",
+            )
+        self._datasets |= self._bind_datasets(None, rows)
+
     def _show_examples(self, count: int) -> None:
         """Show the first examples of the train split, as played by `gold`, before every question."""
         # Get an additional example, to show in place of an example that would reveal its own answer.

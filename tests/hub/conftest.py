@@ -304,7 +304,10 @@ def settings(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest
     # After 20 s a hub makes the search of the docs: a second of processor time that some tests would measure.
     monkeypatch.setattr(hub_app, "_SEARCH_SECONDS", 3600.0)
     storage_url = request.getfixturevalue("s3_url") if WANTED_STORAGE == "s3" else None
-    return Settings(data=tmp_path / "data", bundled_packages=False, storage_url=storage_url)
+    seal_key = tmp_path / "seal.key"  # made when a test seals something
+    return Settings(
+        data=tmp_path / "data", bundled_packages=False, storage_url=storage_url, seal_key_file=seal_key
+    )
 
 
 @pytest.fixture

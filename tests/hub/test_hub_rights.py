@@ -22,12 +22,14 @@ from lock_files import lock_of
 from outages import OUTAGES, outage
 from pyotp import random_base32
 from run_parcels import Parcel
+from sealed_rows import keep_sealed_set
 from small_models import checkpoint, digests
 from sqlalchemy import update
 from staged_uploads import MODELS, RUNS, VERSIONS, StagedUpload, pushed
 from staged_uploads import PATH as TRANSFERS
 from wander.wire.models import revision_of
 from wander.wire.postings import key_fingerprint
+from wander.wire.transfers import make_set
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Membership
@@ -53,6 +55,7 @@ ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
 MODEL = "/api/v1/models/{owner}/{name}"
 INVITATION = "/api/v1/account/invitations/{invitation}"
 FACTOR = "/api/v1/account/second-factor"
+SEALED = "/api/v1/sealed/{commitment}"
 HOOKS = "/api/v1/webhooks"
 HOOK = HOOKS + "/{webhook}"
 IDENTITIES = "/api/v1/users/{user}/identities"
@@ -165,6 +168,11 @@ ATTEMPTS = {
     ("DELETE", "/api/v1/keys/{fingerprint}"): Attempt(),
     ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, status=201),
     ("DELETE", "/api/v1/verifications/{number}"): Attempt(),
+    ("POST", ENVIRONMENT + "/versions/{version}/sealed"): Attempt(
+        query={"opens_at": "2033-01-01T00:00:00Z"}, status=201
+    ),
+    ("POST", SEALED + "/plays"): Attempt({"model": "m", "endpoint": "https://model.example/v1"}, status=201),
+    ("PUT", SEALED + "/opening"): Attempt({}),
     ("POST", HOOKS): Attempt({"url": "https://hook.example/", "owner": "alice"}, status=201),
     ("PUT", HOOK): Attempt({"url": "https://hook.example/new"}),
     ("DELETE", HOOK): Attempt(),
@@ -258,6 +266,7 @@ async def attempt(hub, method: str, path: str, token: str | None, make_wheel, ru
         "prefix": hub.tokens["read"][:10],
         "board": hub.tokens.get("board", "none"),
         "filename": "x",
+        "commitment": hub.tokens.get("sealed set", "none"),
         **changed,
     }
     headers = hub.auth(token) if token else {}
@@ -267,6 +276,9 @@ async def attempt(hub, method: str, path: str, token: str | None, make_wheel, ru
     if "legacy" in path:
         spec = make_wheel(version="0.2.0")
         return await hub.upload(spec.build(), spec.wheel_name, user=token, fields=None)
+    if path.endswith("/sealed"):
+        content = make_set([{"question": "hidden"}])
+        return await hub.client.post(address, content=content, params=wanted.query, headers=headers)
     if path == "/api/v1/runs":
         manifest, rollouts = run_of(None)
         return await hub.post_run(manifest, rollouts, user=token)
@@ -375,6 +387,8 @@ async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
         added = await attempt(hub, "POST", "/api/v1/owners/{owner}/publishers", "alice", make_wheel, run_of)
         assert added.json()["id"] == 1, added.text
     await keep_a_delivery(hub, path)
+    if path.startswith(SEALED):
+        hub.tokens["sealed set"] = keep_sealed_set(hub.database, VALUES["name"])
     if "{transfer_id}" in path:
         hub.transfer = await begin_transfer(hub, path, hub.auth(), make_wheel, run_of)
         if path.endswith("/finish"):

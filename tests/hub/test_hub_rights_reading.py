@@ -11,6 +11,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from outages import OUTAGES, outage
 from run_parcels import Parcel
+from sealed_rows import keep_sealed_set
 from small_models import checkpoint
 from sqlalchemy import event
 from staged_uploads import PATH, VERSIONS, StagedUpload, announced, pushed
@@ -31,6 +32,7 @@ PRIVATE = {
     "version": "0.1.0",
     "filename": "hidden_treasure-0.1.0-py3-none-any.whl",
     "run_id": RUN,
+    "commitment": "",  # `private` makes the set
     "format": "inspect",
     "number": "0",
     "place": "0",
@@ -51,6 +53,7 @@ ABSENT = PRIVATE | {
     "project": "nowhere-known",
     "filename": "nowhere_known-0.1.0-py3-none-any.whl",
     "run_id": "01JRUNABSENT0000000000000A",
+    "commitment": "0" * 64,
 }
 
 
@@ -101,6 +104,7 @@ async def private(hub, make_wheel, run_of, request):
     assert posted.status_code == 201, posted.text
     model = await pushed(hub.client, hub.auth(), checkpoint(), name=MARK, **{visibility: True})
     assert model.status_code == 201, model.text
+    PRIVATE["commitment"] = keep_sealed_set(hub.database, MARK, opened=True)
     with hub.database.write(HUB) as session:
         carol = account_service.add_user(session, "carol")
         hub.tokens["carol"] = add_token(session, carol, "test")
@@ -130,7 +134,7 @@ def comparable(answer) -> tuple[object, ...]:
     body = re.sub(rb"<code>[0-9a-f]{16}</code>|[0-9a-f]{16}", b"", body)
     headers = {k: v for k, v in answer.headers.items() if k not in ("x-request-id", "etag", "content-length")}
     for values in (PRIVATE, ABSENT):
-        for key in ("name", "filename", "run_id"):
+        for key in ("name", "filename", "run_id", "commitment"):
             body = body.replace(values[key].encode(), b"")
             headers = {k: v.replace(values[key], "") for k, v in headers.items()}
     return answer.status_code, body, headers
@@ -181,7 +185,7 @@ async def compare_reads(hub, caller: str | None, accept: str) -> None:
         asked.clear()
         absent, takes = await hub.get(filled(path, ABSENT), headers=headers), [*asked]
         asked.clear()
-        if "{name" in path or "{project" in path or "{run_id" in path:
+        if "{name" in path or "{project" in path or "{run_id" in path or "{commit" in path:
             assert comparable(there) == comparable(absent), path
             assert took == takes, f"{path}: nor is it told by time, which the database takes"
             assert there.status_code >= 300, (path, there.text)

@@ -13,8 +13,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from wander.system.addresses import is_allowed
 from wander_hub.settings import Settings
-from wander_hub.webhooks.addresses import fault_of, is_allowed
+from wander_hub.webhooks.addresses import fault_of
 from wander_hub.webhooks.connection import resolve
 from wander_hub.webhooks.sender import KEPT_BYTES, WebhookSender
 from wander_hub.webhooks.signing import signed_headers

@@ -123,6 +123,7 @@ COMMANDS: dict[str, Entry] = {
     "auth org": Entry("account.organization:app", "create organizations, and list the owners you belong to"),
     "auth key": Entry("account.key:app", "create, list and revoke keys that sign runs"),
     "cache": Entry("find.cache:app", "show or free the disk space of installed environments"),
+    "seal": Entry("run.seal:app", "keep examples hidden on the hub, and let the hub play them"),
     "sandbox": Entry("run.sandbox:app", "test the sandbox on this machine"),
     "worker": Entry("run.worker:worker", "serve an environment to runs on other machines"),
     "help": Entry("shell.help:show_help", "show the help of a command, a group or a topic"),

@@ -54,17 +54,20 @@ async def open_environment(
     sandbox: SandboxPolicy | None = None,
     workers: WorkerChoice | None = None,
     surroundings: Surroundings | None = None,
+    set_file: Path | None = None,
 ) -> AsyncIterator[OpenedEnvironment]:
     """Yield the loaded environment. Raises `wander.errors.LoadError` with the cause if it cannot be loaded.
 
     `pass_environ` names environment variables to pass. `log_path` receives the environment's output (default:
     a file in the cache). `sandbox` confines the environment on this machine, or raises `SandboxError`.
-    `workers` chooses its processes. `surroundings` sets what these processes see of this machine.
+    `workers` chooses its processes. `surroundings` sets what these processes see of this machine. `set_file`
+    is the file of a sealed task set, whose rows replace those of the evaluation split.
     """
     from wander.rollout.activity import Notices
 
     location = locate(context, spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
+    rows, commitment = (None, None) if set_file is None else read_set_file(set_file)
     workers = workers or WorkerChoice()
     workers.require_consistent(in_process=in_process, pass_environ=pass_environ)
     if workers.addresses:
@@ -76,7 +79,7 @@ async def open_environment(
         with _blame_arguments(given):
             handle: EnvironmentHandle
             if in_process:
-                handle = _load_here(location, given)
+                handle = _load_here(location, given, rows)
                 handle.report_silence(notices)
             else:
                 from wander.worker.host.environment import WorkerEnvironment
@@ -91,6 +94,7 @@ async def open_environment(
                     location.python,
                     target,
                     arguments=given,
+                    rows=rows,
                     path=location.folder,
                     environ=pass_environ,
                     log_path=log,
@@ -104,6 +108,7 @@ async def open_environment(
                 )
         try:
             pin = environment_pin(location, handle, given)
+            pin.sealed = commitment
             if sandbox is not None:
                 from wander.sandbox.bubblewrap import sandbox_pin
 
@@ -113,7 +118,40 @@ async def open_environment(
             await handle.close()
 
 
-def _load_here(location: Location, given: Mapping[str, Any]) -> LocalEnvironment:
+def read_set_file(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Return the rows of a sealed task set's file, and its commitment. Raises `UsageError`."""
+    from wander.wire.transfers import commitment_of, read_set
+    from wander.wire.untrusted_text import RefusedText
+
+    content = read_content(path)
+    try:
+        return read_set(content), commitment_of(content)
+    except RefusedText as error:
+        raise UsageError(
+            f"`{path}` is not the file of a sealed task set: {error}",
+            hint="download it from the page of the opened set",
+            code="bad_set",
+        ) from error
+
+
+def read_content(path: Path) -> bytes:
+    """Return the content of a file of examples, or the beginning of one that is too large for a set.
+
+    Raises `UsageError` if it cannot be read.
+    """
+    from wander.system.plain_files import open_file
+    from wander.wire.untrusted_text import SEALED_SET
+
+    try:
+        with open_file(path) as file:
+            return file.read(SEALED_SET.most_bytes + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read `{path}`: {error.strerror}") from error
+
+
+def _load_here(
+    location: Location, given: Mapping[str, Any], rows: list[dict[str, Any]] | None
+) -> LocalEnvironment:
     """Load the environment of a folder into this process."""
     if location.folder is None:
         raise UsageError(
@@ -131,7 +169,10 @@ def _load_here(location: Location, given: Mapping[str, Any]) -> LocalEnvironment
     from wander.environment import LocalEnvironment
     from wander.loading import load_path
 
-    return LocalEnvironment(load_path(location.folder, **given))
+    env = load_path(location.folder, **given)
+    if rows is not None:
+        env.use_rows(rows)
+    return LocalEnvironment(env)
 
 
 def environment_pin(

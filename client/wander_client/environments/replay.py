@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from wander_client.environments.location import (
 )
 from wander_client.environments.opening import OpenedEnvironment, open_environment
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.names import EnvironmentName, parse_environment, parse_name
+from wander_client.names import EnvironmentName, parse_environment, parse_name, sealed_path
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -85,6 +86,20 @@ def locate_started(context: Invocation, spec: str, run_dir: Path) -> Location:
     return locate_pinned(context, pin)
 
 
+def fetch_set(context: Invocation, commitment: str) -> Path:
+    """Return the file of an opened sealed task set, downloaded from the hub if it is not in the cache.
+
+    Raises `ClientError` if the hub's file does not match the commitment, and `NotFound` if the set is sealed.
+    """
+    if not _COMMITMENT.fullmatch(commitment):
+        raise ClientError("the run names a sealed task set by something that is not a SHA-256")
+    path = context.settings.cache_dir / "sealed" / f"{commitment}.jsonl"
+    if not path.exists():
+        with context.hub() as hub:
+            hub.download(sealed_path(commitment, "examples.jsonl"), path, commitment)
+    return path
+
+
 def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool = False) -> Installed:
     """Return the installed environment that a run's pin describes. Installs it if necessary.
 
@@ -135,6 +150,9 @@ def _find_installed(
     return same[-1] if same else ensure_installed(context, name, no_lock=True)
 
 
+_COMMITMENT = re.compile(r"[0-9a-f]{64}")
+
+
 async def replay_in(
     context: Invocation,
     location: Location,
@@ -163,7 +181,8 @@ async def replay_in(
     from wander.wire.verification import ReplayReport, VerifiedWith
     from wander.worker.process.surroundings import draw_surroundings
 
-    arguments = manifest.environment.arguments
+    arguments, commitment = manifest.environment.arguments, manifest.environment.sealed
+    set_file = None if commitment is None else fetch_set(context, commitment)
     run = manifest.run_id, manifest.expected_rollouts
     async with _within(time_limit) as timed_out, contextlib.AsyncExitStack() as stack:
         drawn = [] if in_process else [draw_surroundings(confined=sandbox is not None) for _ in range(2)]
@@ -176,6 +195,7 @@ async def replay_in(
                 in_process=in_process,
                 sandbox=sandbox,
                 surroundings=drawn_surroundings,
+                set_file=set_file,
             )
             for drawn_surroundings in surroundings
         ]

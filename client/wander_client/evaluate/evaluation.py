@@ -177,6 +177,8 @@ class Evaluation:
 
     def open(self, log_path: Path) -> AbstractAsyncContextManager[OpenedEnvironment]:
         """Open the environment."""
+        if self.opened is not None and self.settings.set_file is not None:
+            raise UsageError("`set_file` needs an environment of its own", hint="run `wander eval` with it")
         if self.opened is not None:
             return contextlib.nullcontext(self.opened)
         return open_environment(
@@ -188,6 +190,7 @@ class Evaluation:
             log_path=log_path,
             sandbox=self.settings.sandbox,
             workers=self.settings.choose_workers(),
+            set_file=None if self.settings.set_file is None else Path(self.settings.set_file),
         )
 
 

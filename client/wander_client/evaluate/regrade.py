@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from wander_client.environments.location import Location
 from wander_client.environments.opening import OpenedEnvironment
+from wander_client.environments.replay import fetch_set
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import UsageError
 from wander_client.evaluate.repeating import choose_arguments, own_settings
@@ -109,10 +110,13 @@ async def regrade_run(
     pin = choose_arguments(source, None, confined=sandbox is not None, is_own=own is not None)
     require_confined(context, sandbox, location, "regrade", in_process=False)
     before = open_folder(source)
+    set_file = None if pin.sealed is None else fetch_set(context, pin.sealed)
     total = before.manifest.expected_rollouts
     with context.output.progress("regrading", total, unit="rollouts") as bar:
         opened: OpenedEnvironment
-        async with open_environment(context, location, pin.arguments, sandbox=sandbox) as opened:
+        async with open_environment(
+            context, location, pin.arguments, sandbox=sandbox, set_file=set_file
+        ) as opened:
             regrading = await regrade(
                 opened.handle,
                 opened.pin,

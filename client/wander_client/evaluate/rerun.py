@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.evals.store.folder import RunFolder
 
-from wander_client.environments.replay import locate_pinned
+from wander_client.environments.replay import fetch_set, locate_pinned
 from wander_client.environments.sandbox import SandboxChoice, choose_policy, confines, require_confined
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.evaluate import evaluation as evaluations
@@ -108,6 +108,7 @@ async def repeat_run(
         base_url=base_url or stored_url,
         template_date=_template_date(source.manifest),
         num_examples=len(source.manifest.example_ids),
+        set_file=None if pin.sealed is None else str(fetch_set(context, pin.sealed)),
         concurrency=concurrency,
         rerun_of=source.manifest.run_id,
     ).model_copy(update=kept | of_the_model)

@@ -64,7 +64,17 @@ MAY_CHANGE = frozenset(
 
 NOT_EXHAUSTIVE = frozenset(
     {
-        *("num_examples", "rollouts", "strata", "shuffle", "split", "shard", "budget_tokens", "budget_usd"),
+        *(
+            "num_examples",
+            "rollouts",
+            "strata",
+            "shuffle",
+            "split",
+            "set_file",
+            "shard",
+            "budget_tokens",
+            "budget_usd",
+        ),
         "sampling.temperature",
     }
 )
@@ -203,6 +213,10 @@ class EvaluationSettings(Record):
     max_rollouts: Annotated[int | None, Field(ge=1)] = None
     """Maximum number of concurrent rollouts; None means twice the concurrency."""
     split: Literal["train", "eval"] = "eval"
+    set_file: Annotated[
+        str | None, BeforeValidator(lambda value: value if value is None else absolute_path(value))
+    ] = None
+    """File of a sealed task set, whose examples replace those of the eval split."""
     seed: int = 0
     strict: bool = False
     """Whether an invalid row stops the run; otherwise, its rollouts fail."""

@@ -22,6 +22,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import OPEN, Job, TableQueue
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import readable_run
+from wander_hub.sealed import service as sealed
 from wander_hub.verification import evidence, version_checks
 from wander_hub.verification import service as verification
 from wander_hub.webhooks import delivery
@@ -29,7 +30,10 @@ from wander_hub.webhooks.models import WebhookDelivery
 
 _SEEN = timedelta(days=1)
 _OPEN_SHOWN = 50
-RETRIED = (verification.KIND, evidence.KIND, version_checks.KIND, version_checks.LEARN)
+RETRIED = (
+    *(verification.KIND, evidence.KIND, version_checks.KIND, version_checks.LEARN),
+    *(sealed.CHECK, sealed.OPENING),
+)
 """Kinds of jobs that a fault of the hub can hold up."""
 KINDS = (*RETRIED, delivery.KIND)
 Queue = TypeVar("Queue", bound=TableQueue)
@@ -49,6 +53,7 @@ def settle_failures(queue: Queue) -> Queue:
     """Register what happens when a verification or a delivery fails permanently; return the queue."""
     queue.on_failure |= {
         verification.KIND: verification.keep_failures,
+        sealed.CHECK: sealed.keep_failures,
         delivery.KIND: partial(delivery.keep_failures, queue),
     }
     return queue

@@ -19,6 +19,7 @@ import wander_hub.publishers.models
 import wander_hub.quotas.models
 import wander_hub.rights.models
 import wander_hub.runs.models
+import wander_hub.sealed.models
 import wander_hub.transfers.models
 import wander_hub.verification.models
 import wander_hub.webhooks.models

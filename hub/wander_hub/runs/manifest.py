@@ -47,7 +47,7 @@ def parse(text: bytes) -> RunManifest:
     if manifest.shard is not None:
         raise bad_manifest("it is a shard of a run; merge all shards with `wander runs merge` first")
     _check_ids(manifest)
-    _check_model(manifest.model)
+    check_model(manifest.model)
     own = (
         0 if manifest.kind == "training" else 1
     )  # in training, other models may play the first player as well
@@ -59,7 +59,7 @@ def parse(text: bytes) -> RunManifest:
             raise bad_manifest(f"{place} must be a script by its name and by its kind, or by neither")
         if pin.kind == SCRIPT:
             _check_script(pin, place)
-        _check_model(pin, place)
+        check_model(pin, place)
     _check_plan(manifest)
     return manifest
 
@@ -115,7 +115,8 @@ def _check_ids(manifest: RunManifest) -> None:
         raise bad_manifest(f"an example id is empty or longer than {_LONGEST_NAME} characters")
 
 
-def _check_model(model: ModelPin, place: str = "model") -> None:
+def check_model(model: ModelPin, place: str = "model") -> None:
+    """Raise a problem if a pin has a name, kind or address that runs must not have."""
     for label, value in ((f"{place}.name", model.name), (f"{place}.kind", model.kind)):
         if not _NAME.fullmatch(value) or len(value) > _LONGEST_NAME:
             raise bad_manifest(f"{label} must be 1 to {_LONGEST_NAME} printable characters")

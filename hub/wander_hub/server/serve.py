@@ -27,6 +27,7 @@ from wander_hub.database import Database
 from wander_hub.http.problems import log_failure
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.operation.metrics import FOLDER_VARIABLE
+from wander_hub.sealed import worker as sealed
 from wander_hub.server import data_folder, first_token
 from wander_hub.server.connections import HubProtocol
 from wander_hub.server.log import log_to_stderr
@@ -104,10 +105,12 @@ def workers_of(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, address: str
 ) -> list[JobWorker]:
     """Return the workers for a hub's jobs, not started; the first one verifies runs and checks versions."""
-    return [
+    workers = [
         job_worker(settings, database, storage, queue, address),
         delivery.worker(settings, database, queue),
+        sealed.worker(settings, database, storage, queue, address),
     ]
+    return [worker for worker in workers if worker is not None]
 
 
 def _run(

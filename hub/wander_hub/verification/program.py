@@ -79,7 +79,7 @@ _STRANGER = "bad_token"
 _ASKED = ("uv_failed", "index_unreachable")
 """Codes of errors whose detail quotes a package index. The detail is only logged and not published, because
 the index may be internal."""
-_OF_THE_PACKAGE = frozenset(
+OF_THE_PACKAGE = frozenset(
     {
         *("load_error", "needs_outside", "needs_key", "needs_download", "missing_extra"),
         *("environment_fault", "dataset_error", "config_error", "arguments_refused", "arguments_unfit"),
@@ -133,6 +133,25 @@ class ClientProgram:
         with self._lend_token(context.lease.job_id, version_id) as secret:
             return self._answer(context, [*words, "--json", confinement], secret, seconds)
 
+    def answer_in_memory(
+        self,
+        context: JobContext,
+        words: list[str],
+        version_id: int,
+        *,
+        folder: Path,
+        variables: Mapping[str, str],
+    ) -> dict[str, Any]:
+        """Run a command that writes everything except installed environments below `folder`; return its whole
+        answer, which may be an error."""
+        confinement = "--sandbox" if self._sandbox else "--no-sandbox"
+        own = {f"WANDER_{name}_DIR": str(folder / path) for name, path in _FOLDERS.items() if name != "DATA"}
+        with self._lend_token(context.lease.job_id, version_id) as secret:
+            words = [*words, "--json", confinement]
+            return self._execute(
+                context, words, secret, None, folder, {"TMPDIR": str(folder), **own, **variables}
+            )
+
     def _answer(
         self, context: JobContext, words: list[str], secret: str, seconds: float | None
     ) -> dict[str, Any]:
@@ -152,7 +171,7 @@ class ClientProgram:
                 f" (is {self._hub_url} another hub? pass this hub's address with `wander-hub work --hub URL`)"
             )
         message = f"{error['message']}{detail}{hint}"
-        if error.get("code") in _OF_THE_PACKAGE and not self._lacks_room():
+        if error.get("code") in OF_THE_PACKAGE and not self._lacks_room():
             raise JobRefused(message)
         raise JobPostponed(message)
 
@@ -162,10 +181,17 @@ class ClientProgram:
         return stats.f_bavail * stats.f_frsize < self._min_free_bytes
 
     def _execute(
-        self, context: JobContext, words: list[str], secret: str, seconds: float | None
+        self,
+        context: JobContext,
+        words: list[str],
+        secret: str,
+        seconds: float | None,
+        log_folder: Path | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Run the command; return its answer."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        log_folder = log_folder or self._folder
         passed = {
             name: value
             for name, value in os.environ.items()
@@ -190,6 +216,7 @@ class ClientProgram:
                     "WANDER_KEPT_FREE_BYTES": str(self._min_free_bytes),
                     "WANDER_HUB": self._hub_url,
                     "WANDER_TOKEN": secret,
+                    **(variables or {}),
                 },
                 cwd=self._folder,
                 start_new_session=True,
@@ -199,9 +226,7 @@ class ClientProgram:
             raise JobPostponed(f"cannot start `wander`: {error.strerror}") from error
         assert process.stdin is not None
         assert process.stderr is not None
-        own_log = (
-            self._folder / f"{words[0]}-{context.lease.job_id}.log"
-        )  # other jobs may run at the same time
+        own_log = log_folder / f"{words[0]}-{context.lease.job_id}.log"  # other jobs may run at the same time
         log = threading.Thread(target=_keep_log, args=(process.stderr, own_log), daemon=True)
         log.start()
         try:
@@ -213,7 +238,7 @@ class ClientProgram:
             process.stdin.close()
             log.join(_GRACE_SECONDS)
             with suppress(FileNotFoundError):
-                own_log.replace(self._folder / f"{words[0]}.log")
+                own_log.replace(log_folder / f"{words[0]}.log")
 
     def _follow(
         self, context: JobContext, process: subprocess.Popen[bytes], seconds: float | None

@@ -163,6 +163,19 @@ def _box_variables(settings: Settings) -> dict[str, str]:
     }
 
 
+def client_program(settings: Settings, database: Database, hub_url: str) -> ClientProgram:
+    """Return the program that runs `wander` for the jobs of a hub that is reachable at `hub_url`."""
+    return ClientProgram(
+        database,
+        hub_url,
+        (settings.verification_folder or settings.data / "home").absolute(),
+        sandbox=settings.verification == "sandbox",
+        seconds=settings.verification_seconds,
+        min_free_bytes=settings.min_free_bytes,
+        boxes=_box_variables(settings),
+    )
+
+
 def job_worker(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, hub_url: str
 ) -> JobWorker:
@@ -174,15 +187,7 @@ def job_worker(
     handlers: dict[str, Handler] = {evidence.KIND: examiner}
     look: VersionSweep | None = None
     if settings.verification != "off":
-        program = ClientProgram(
-            database,
-            hub_url,
-            (settings.verification_folder or settings.data / "home").absolute(),
-            sandbox=settings.verification == "sandbox",
-            seconds=settings.verification_seconds,
-            min_free_bytes=settings.min_free_bytes,
-            boxes=_box_variables(settings),
-        )
+        program = client_program(settings, database, hub_url)
         handlers[service.KIND] = Replayer(program, database, storage, settings.verification_seconds)
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)

@@ -36,6 +36,7 @@ TERMS: dict[str, str] = {
     "check": "checks",
     "grader": "checks#rewards.gold",
     "hub check": "verification#checks-of-versions",
+    "sealed set": "verification#sealed-task-sets",
     "proof of learning": "checks#proof-of-learning",
     "difficulty": "verification#difficulty-of-examples",
     "deterministic": "authoring#the-determinism-contract",

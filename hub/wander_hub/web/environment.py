@@ -12,6 +12,7 @@ from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, Rollout
 from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest, VersionDetail
+from wander.wire.transfers import SealedSetInfo
 from wander.wire.untrusted_text import MANIFEST_HEAD, ROLLOUT, read_record
 from wander.wire.verification import Difficulty, HubCheck, HubLearning
 
@@ -30,6 +31,7 @@ from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs.chunks import rollout_at
 from wander_hub.runs.models import Run, RunChunk
+from wander_hub.sealed import service as sealed
 from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import service as verification
 from wander_hub.verification import version_checks
@@ -98,6 +100,8 @@ class EnvironmentView:
     """Curve of the proof of learning; empty without one."""
     difficulty: Difficulty | None
     """Solve rates of the version's examples. None if a file is missing from the storage."""
+    sealed_sets: list[SealedSetInfo]
+    """Sealed task sets of all of its versions."""
     status_reason: str | None
     successor: str | None
     downloads: list[int]
@@ -157,6 +161,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         learning=learning,
         learning_chart=_draw_learning(learning),
         difficulty=difficulty,
+        sealed_sets=[sealed.info_of(one, visit.base_url) for one in sealed.sets_of(visit.session, found)],
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
         downloads=_count_downloads(visit.session, found),

@@ -28,6 +28,7 @@ from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST, describe, describe_revision, find, find_revision
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
+from wander_hub.sealed import service as sealed
 from wander_hub.web import board as board_page
 from wander_hub.web import environment, machine_pages, source
 from wander_hub.web.account import routes as account_routes
@@ -114,6 +115,13 @@ def list_runs(
     rows, after = runs.list_rows(visit.session, **asked, limit=_PER_PAGE, cursor=cursor)
     following = query_string(**asked, cursor=after) if after else None
     return visit.page("runs.html", runs=rows, environment=environment, model=model, following=following)
+
+
+@router.get("/sealed/{commitment}")
+def show_sealed_set(visit: Visiting, commitment: str) -> Response:
+    """A sealed task set: when it opens, and who has played it."""
+    found = sealed.info_of(sealed.find(visit.session, commitment), visit.base_url)
+    return visit.page("sealed.html", found=found, label=f"{found.owner}/{found.environment}")
 
 
 @router.get("/models")

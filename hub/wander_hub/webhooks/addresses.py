@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, ip_address
 from urllib.parse import urlsplit
 
-Address = IPv4Address | IPv6Address
+from wander.system.addresses import is_allowed
 
-_GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NUMERIC = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
-_TRANSLATED = IPv6Network("64:ff9b::/96")
-"""IPv4 addresses behind a translator (RFC 6052), which IPv6-only networks use for all of IPv4."""
 
 _HTTP = "the hub's operator can allow http with `WANDER_HUB_WEBHOOK_HTTP=true`"
 _NETWORKS = "the hub's operator can allow networks with `WANDER_HUB_WEBHOOK_NETWORKS`"
@@ -54,20 +51,3 @@ def is_inner(host: str, networks: Iterable[str]) -> bool:
         return not is_allowed(IPv4Address(socket.inet_aton(host)), networks)
     except OSError:
         return False
-
-
-def is_allowed(address: Address, networks: Iterable[str]) -> bool:
-    """Return whether an address is public or in an allowed network."""
-    if isinstance(address, IPv6Address):
-        if address.scope_id is not None:
-            return False
-        inner = address.ipv4_mapped or address.sixtofour
-        if address in _TRANSLATED:
-            inner = IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_allowed(inner, networks)
-    if any(address in ip_network(network, strict=False) for network in networks):
-        return True
-    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
-        return False
-    return address.is_global and not (address.is_multicast or address.is_reserved)

@@ -16,8 +16,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import httpcore
-
-from wander_hub.webhooks.addresses import is_allowed
+from wander.system.addresses import is_allowed
 
 Resolve = Callable[[str, int], Sequence[str]]
 

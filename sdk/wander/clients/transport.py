@@ -13,23 +13,30 @@ import json
 import math
 import os
 import re
+import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from wander.errors import ConfigError
+from wander.system.addresses import is_allowed
 from wander.system.proxies import SOCKS, BadProxy, find_proxy
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+PUBLIC_ONLY = "WANDER_ENDPOINT_NETWORKS"
+"""Variable that limits connections to public addresses and to the networks that it lists, separated by
+commas. A hub sets it when it plays for somebody else. Without it, every address is allowed."""
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+\.?\d*)s)?(?:(\d+\.?\d*)ms)?")
 _UNITS = (86400, 3600, 60, 1, 0.001)
 _YEAR_2001 = 1e9
@@ -218,7 +225,9 @@ class AiohttpTransport(Transport):
             # more.
             self._loop = loop
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._limit, ttl_dns_cache=300),
+                connector=aiohttp.TCPConnector(
+                    limit=self._limit, ttl_dns_cache=300, resolver=_guarded_resolver()
+                ),
                 headers=self._headers,
                 timeout=self._timeout,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -226,6 +235,33 @@ class AiohttpTransport(Transport):
                 max_field_size=1 << 16,
             )
         return self._session
+
+
+class _GuardedResolver(aiohttp.ThreadedResolver):
+    """Leaves out addresses that this process may not connect to.
+
+    aiohttp connects to the addresses that it returns, so a name server cannot change its answer in between.
+    """
+
+    def __init__(self, networks: Sequence[str]) -> None:
+        super().__init__()
+        self._networks = networks
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the allowed addresses of a host. Raises `OSError` if no address is allowed."""
+        found = await super().resolve(host, port, family)
+        allowed = [entry for entry in found if is_allowed(ip_address(entry["host"]), self._networks)]
+        if not allowed:
+            raise OSError(None, f"`{host}` has no address that may be called")
+        return allowed
+
+
+def _guarded_resolver() -> AbstractResolver | None:
+    """Return the resolver for a process with `PUBLIC_ONLY`, otherwise None."""
+    networks = os.environ.get(PUBLIC_ONLY)
+    return None if networks is None else _GuardedResolver([part for part in networks.split(",") if part])
 
 
 class SdkTransport(Transport):

@@ -127,6 +127,9 @@ class EnvironmentPin(Record):
     source_sha256: Sha256 | None = None
     """Digest of the Python files and `pyproject.toml` of a local environment that a policy was trained on."""
     arguments: Values = Field(default_factory=dict)
+    sealed: Sha256 | None = Field(default=None, exclude_if=lambda sealed: sealed is None)
+    """Commitment of the sealed task set whose rows replaced those of the evaluation split; None if the
+    environment's own examples were played."""
     sandbox: SandboxPin | None = None
     """Sandbox of the environment's process; None if it was not confined."""
     info: EnvironmentInfo

@@ -8,18 +8,36 @@ Every request can be repeated safely.
 
 from __future__ import annotations
 
+import hashlib
 import re
+import secrets
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
-from wander.types import Record
+from wander.types import Record, canonical_json
 from wander.wire import CheckSummary
 from wander.wire.changes import Body
-from wander.wire.fields import Count, FileName, RunName, Sha256, Values, Word
+from wander.wire.environments import VerificationLevel
+from wander.wire.fields import (
+    Address,
+    Count,
+    FileName,
+    Line,
+    ProjectName,
+    Release,
+    RunId,
+    RunName,
+    Sha256,
+    Text,
+    Values,
+    Word,
+)
 from wander.wire.postings import RunSignature
-from wander.wire.untrusted_text import MANIFEST
+from wander.wire.untrusted_text import MANIFEST, SEALED_SET, RefusedText, read_json
+from wander.wire.verification import JobState
 
 FileKind = Literal["wheel", "sdist", "lock"]
 TransferKind = Literal["versions", "models", "runs"]
@@ -119,3 +137,128 @@ class TransferInfo(Record):
     """Whether the hub already has exactly these files. The client then only needs to finish the transfer."""
     expires_at: datetime
     """Time when the hub deletes an unfinished transfer and its parts; each new part postpones it."""
+
+
+# The file of a sealed task set is JSON Lines. The first line is an object with a random `salt`, and every
+# other line is a row in canonical JSON. The commitment is the SHA-256 of the file. Without the file, the salt
+# keeps anyone from guessing rows by their digest. With the file, `sha256sum` shows whether a row was changed.
+_SALT = re.compile(r"[0-9a-f]{64}")
+MOST_EXAMPLES = 10_000
+"""Maximum number of examples in a sealed set."""
+
+
+def make_set(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the file of a new set with a random salt. Raises `ValueError` for a row that is not JSON."""
+    lines = [{"salt": secrets.token_hex(32)}, *map(dict, rows)]
+    return "".join(canonical_json(line) + "\n" for line in lines).encode()
+
+
+def commitment_of(content: bytes) -> str:
+    """Return the commitment to the file of a set."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_rows(content: bytes) -> list[dict[str, Any]]:
+    """Return the objects in a JSON Lines text. Raises `RefusedText`, which does not quote the text."""
+    SEALED_SET.check_size(len(content))
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = read_json(line, SEALED_SET)
+        except RefusedText as error:
+            raise RefusedText("it is not JSON", place=f"line {number}", too_large=error.too_large) from None
+        if not isinstance(row, dict):
+            raise RefusedText("it is not a JSON object", place=f"line {number}")
+        if len(rows) > MOST_EXAMPLES:
+            raise RefusedText(f"it has over {MOST_EXAMPLES:,} examples", too_large=True)
+        rows.append(row)
+    return rows
+
+
+def read_set(content: bytes) -> list[dict[str, Any]]:
+    """Return the rows in the file of a set. Raises `RefusedText`, which does not quote the file."""
+    head, *rows = read_rows(content) or [{}]
+    if head.keys() != {"salt"} or not _SALT.fullmatch(str(head["salt"])):
+        raise RefusedText("its first line is not an object with a `salt` of 64 hexadecimal digits")
+    if not rows:
+        raise RefusedText("it has no examples")
+    if "".join(canonical_json(line) + "\n" for line in (head, *rows)).encode() != content:
+        raise RefusedText("its lines are not in canonical JSON")
+    return rows
+
+
+class NewSealedPlay(Body):
+    """Request to play a sealed set with a model."""
+
+    model: Line = Field(min_length=1, max_length=300)
+    endpoint: Address = Field(min_length=1, max_length=1000)
+    """Base URL of an OpenAI-compatible endpoint."""
+    key: Word | None = Field(default=None, repr=False)
+    """Key of the endpoint, which the hub uses for this play and does not store."""
+    rollouts: int = Field(default=1, ge=1, le=64)
+    """Number of rollouts per example."""
+    temperature: float | None = Field(default=None, ge=0, le=10)
+    max_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+
+
+class SealOpening(Body):
+    """Request to open a sealed set earlier than planned."""
+
+    opens_at: datetime | None = None
+    """New date, which must be before the current date; None opens the set now."""
+
+
+class SealedPlay(Record):
+    """A play of a sealed set. Until the set is opened, the aggregates are everything that anyone can see."""
+
+    id: Count
+    model: Line
+    host: Line
+    """Host that received the questions."""
+    submitted_by: Line
+    created_at: datetime
+    finished_at: datetime | None = None
+    state: JobState
+    error: Line | None = None
+    """Reason why the play failed."""
+    level: Literal["sealed"] | VerificationLevel | None = None
+    """`sealed` until the set is opened, then the level of the run; None without a result."""
+    rollouts: Count = 0
+    failed: Count = 0
+    reward_mean: FiniteFloat | None = None
+    reward_low: FiniteFloat | None = None
+    reward_high: FiniteFloat | None = None
+    """Upper end of the 95% confidence interval of the mean reward."""
+    run_id: RunId | None = None
+    """Run with the rollouts, once the set is opened."""
+
+
+class SealedSetInfo(Record):
+    """A sealed task set as the hub shows it."""
+
+    commitment: Sha256
+    """SHA-256 of the set's file."""
+    owner: Line
+    environment: ProjectName
+    version: Release
+    state: Literal["checking", "refused", "sealed", "opening", "opened"]
+    error: Text | None = None
+    """Reason why the environment refused the set, or why it could not be opened yet."""
+    examples: Count
+    created_by: Line
+    created_at: datetime
+    opens_at: datetime
+    opened_at: datetime | None = None
+    exposures: Count
+    """Number of plays in which the questions were sent to an endpoint."""
+    plays: list[SealedPlay]
+    """Plays, best mean reward first."""
+    url: Address
+
+
+class SealedSetList(Record):
+    """The sealed sets of an environment, newest first."""
+
+    data: list[SealedSetInfo]

@@ -308,6 +308,8 @@ PROVIDER_ANSWER = TextKind("the identity provider's response", 512 * KIB, 10_000
 """Response of a sign-in provider or an issuer of identity tokens."""
 UPSTREAM_PAGE = TextKind("a page of the upstream index", 32 * MIB, 1_500_000)
 """Page of the package index behind a hub."""
+SEALED_SET = TextKind("the sealed set", 8 * MIB, 1_000_000)
+"""File of a sealed task set."""
 KINDS = (
     *(CONTROL, ANNOUNCEMENT, CHECK_REPORT, ATTESTATIONS, MANIFEST, RUN_ANNOUNCEMENT, MANIFEST_HEAD),
     *(
@@ -321,6 +323,6 @@ KINDS = (
         MODEL_CONFIG,
         TOKENIZER_TEXT,
     ),
-    *(CLAIMS, PROVIDER_ANSWER, UPSTREAM_PAGE),
+    *(CLAIMS, PROVIDER_ANSWER, UPSTREAM_PAGE, SEALED_SET),
 )
 """Every kind of text that a hub reads, for the table in docs/package-index.md."""

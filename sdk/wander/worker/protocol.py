@@ -32,7 +32,7 @@ from wander.handle import Split
 from wander.rollout.activity import Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Protocol version, increased whenever a message changes. Host and worker must have the same version."""
 MESSAGE_LIMIT = 256 << 20
 """Maximum size of a message that a host accepts, in bytes. A rollout that needs a larger message fails."""
@@ -108,6 +108,8 @@ class Load(Record):
     path: str | None = None
     """Project folder or Python file."""
     arguments: dict[str, Any] = Field(default_factory=dict)
+    rows: list[dict[str, Any]] | None = None
+    """Rows that replace those of the evaluation split; None leaves them."""
     rollout_timeout: float | None = None
     """Seconds after which a rollout fails. None means never."""
     stall_seconds: float = 10.0

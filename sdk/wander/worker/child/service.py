@@ -339,8 +339,12 @@ def load(request: Load) -> LocalEnvironment:
     """Load the requested environment. Every failure is a `LoadError` or another `WanderError`."""
     try:
         if request.path is not None:
-            return LocalEnvironment(load_path(request.path, **request.arguments))
-        return LocalEnvironment(load_environment(request.target or "", **request.arguments))
+            env = load_path(request.path, **request.arguments)
+        else:
+            env = load_environment(request.target or "", **request.arguments)
+        if request.rows is not None:
+            env.use_rows(request.rows)
+        return LocalEnvironment(env)
     except WanderError:
         log_trace()
         raise

@@ -55,6 +55,7 @@ class WorkerEnvironment(EnvironmentHandle):
         target: str | None,
         *,
         arguments: dict[str, Any] | None = None,
+        rows: list[dict[str, Any]] | None = None,
         path: Path | None = None,
         environ: Iterable[str] = (),
         log_path: Path,
@@ -72,20 +73,18 @@ class WorkerEnvironment(EnvironmentHandle):
     ) -> WorkerEnvironment:
         """Start workers and load an environment in each. Raises `LoadError` and ends all if one fails.
 
-        - `python`: interpreter of the environment's virtual environment. None means this interpreter.
-        - `target`: name of an environment or module that is installed there.
-        - `path`: project folder or Python file, which takes precedence over `target`.
+        - `python`, `target`: interpreter or None for this one, and the environment or module installed there.
+        - `path`: project folder or Python file, not `target`. `rows` replace the rows of the eval split.
         - `environ`: names of environment variables to pass, in addition to PATH, HOME, LANG and TMPDIR.
           Unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is among them, OpenAI clients in its code call through
           this process, which has the key and records the answers (`wander.worker.openai_proxy`).
         - `log_path`: file to which all output of the environment is appended.
         - `sandbox`: limits of the sandbox (docs/sandbox.md). Raises `SandboxError` if it cannot be made.
-          Variables of the host that contain the address or key of a model are not passed. A sandbox needs
-          `runtime`, which describes a `python` other than this interpreter.
+          Variables with the address or key of a model are not passed. `runtime` describes another `python`.
         - `workers`: number of processes that share the rollouts (`automatic_workers` suggests one).
-        - `addresses`: addresses of listening workers (`wander.worker.listener`) to use instead of local
-          processes, with at least one worker each. The listener decides about `path`, `python`, `environ`
-          and `sandbox`. A `target` with a version (`name@1.2.0`) must be installed there.
+        - `addresses`: addresses of listeners (`wander.worker.listener`), which replace local processes and
+          decide about `path`, `python`, `environ` and `sandbox`, with at least one worker each.
+          They must have installed a `target` with a version (`name@1.2.0`).
         - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`. None means never. If
           the environment's code then blocks its worker for another `stall_seconds`, the worker is ended. Its
           other rollouts are retryable.
@@ -102,6 +101,7 @@ class WorkerEnvironment(EnvironmentHandle):
             target=None if path else target,
             path=None if path is None else str(path.expanduser().resolve()),  # noqa: ASYNC240 - a moment
             arguments=arguments or {},
+            rows=rows,
             rollout_timeout=rollout_timeout,
             stall_seconds=stall_seconds,
             message_limit=message_limit,
@@ -109,8 +109,7 @@ class WorkerEnvironment(EnvironmentHandle):
         )
         passed, proxy = tuple(environ), OpenAIProxy()
         # An environment with the user's own key or address calls that endpoint directly.
-        uses_proxy = sandbox is not None or not proxy.variables.keys() & set(passed)
-        variables = dict(proxy.variables) if uses_proxy else {}
+        variables = dict(proxy.variables) if sandbox or not proxy.variables.keys() & set(passed) else {}
         if sandbox is not None or surroundings is not None:
             from wander.worker.process.surroundings import draw_surroundings, surrounding_variables
 
@@ -123,8 +122,9 @@ class WorkerEnvironment(EnvironmentHandle):
             inside = Sandbox(sandbox, proxy.take, proxy.address, runtime, drawn.host_name or "sandbox")
             options = replace(options, sandbox=inside)
         try:
-            all_options = _worker_options(options, workers, addresses, proxy.answer)
-            pool = await WorkerPool.start(all_options, restarts)
+            pool = await WorkerPool.start(
+                _worker_options(options, workers, addresses, proxy.answer), restarts
+            )
         except BaseException:
             await proxy.close()
             raise

@@ -1,0 +1,320 @@
+"""Sealed sets: create, list, play and open them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload, undefer
+from wander.wire import ModelPin, RunSummary
+from wander.wire import transfers as wire
+from wander.wire.transfers import NewSealedPlay, SealedSetInfo, SealedSetList, SealOpening
+from wander.wire.untrusted_text import RefusedText
+
+from wander_hub import audit
+from wander_hub.database import fill, now
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.repository import readable
+from wander_hub.http.boundary import Context
+from wander_hub.http.problems import HubProblem
+from wander_hub.jobs import OPEN, Job, TableQueue
+from wander_hub.rights import rights
+from wander_hub.runs import manifest as manifests
+from wander_hub.sealed import memory
+from wander_hub.sealed.cipher import SealKeeper, seal, sealing_off
+from wander_hub.sealed.models import SealedPlay, SealedSet
+from wander_hub.settings import Settings
+from wander_hub.webhooks.addresses import is_inner
+
+CHECK, PLAY, OPENING = "seal-check", "seal-play", "seal-open"
+"""Kinds of the jobs that load a set, play it and open it."""
+MOST_SETS = 20
+"""Maximum number of sets of one version."""
+MOST_PLAYS = 10
+"""Maximum number of plays of one user and set. The mean reward of a play tells something about the answers,
+so unlimited plays would reveal them."""
+_LONGEST = timedelta(days=3660)
+
+
+def keeper_of(settings: Settings) -> SealKeeper:
+    """Return what encrypts the sealed sets of a hub; raise a 404 problem if it does not keep any."""
+    if settings.seal_key_file is None or settings.verification == "off" or not memory.is_available():
+        raise sealing_off()
+    return SealKeeper(settings.seal_key_file)
+
+
+def visible(session: Session) -> Select[SealedSet]:
+    """Return the base statement of every read: sets of environments that the caller may see."""
+    of_version = contains_eager(SealedSet.version).contains_eager(Version.environment)
+    plays = selectinload(SealedSet.plays)
+    query = select(SealedSet).join(SealedSet.version).join(Version.environment).join(Environment.owner)
+    return query.where(readable(session)).options(
+        of_version.contains_eager(Environment.owner),
+        joinedload(SealedSet.created_by),
+        plays.joinedload(SealedPlay.job),
+        plays.joinedload(SealedPlay.submitted_by),
+        plays.joinedload(SealedPlay.run),
+    )
+
+
+def find(session: Session, commitment: str) -> SealedSet:
+    """Return a set; raise a 404 problem if it does not exist."""
+    found = session.scalar(visible(session).where(SealedSet.commitment == commitment))
+    if found is None:
+        hint = "`GET /api/v1/environments/OWNER/NAME/sealed` lists the sets of an environment"
+        raise HubProblem(404, "set_not_found", f"there is no sealed set `{commitment[:64]}`", hint=hint)
+    return found
+
+
+def list_sets(session: Session, owner: str, name: str, base_url: str) -> SealedSetList:
+    """Return the sets of an environment, newest first."""
+    environment = environments.find(session, owner, name)
+    return SealedSetList(data=[info_of(found, base_url) for found in sets_of(session, environment)])
+
+
+def sets_of(session: Session, environment: Environment) -> Sequence[SealedSet]:
+    """Return the sets of an environment, newest first."""
+    query = visible(session).where(Version.environment_id == environment.id)
+    return session.scalars(query.order_by(SealedSet.id.desc())).all()
+
+
+def create(
+    context: Context, place: tuple[str, str, str], content: bytes, opens_at: datetime
+) -> SealedSetInfo:
+    """Store a set for the environment version `place` (owner, name, version), and submit its check."""
+    keeper = keeper_of(context.settings)
+    owner, name, number = place
+    try:
+        rows = wire.read_set(content)
+    except RefusedText as error:
+        raise HubProblem(422, "bad_set", str(error), hint="upload it with `wander seal create`") from None
+    if not now() < opens_at < now() + _LONGEST:
+        detail = (
+            f"the set must open in the future, and within ten years, not at {opens_at:%Y-%m-%d %H:%M} UTC"
+        )
+        raise HubProblem(422, "bad_date", detail, hint="choose a later date")
+    commitment = wire.commitment_of(content)
+    key, wrapped = keeper.new_key(commitment)
+    ciphertext = seal(key, content, f"set {commitment}")
+
+    def record(session: Session) -> SealedSetInfo:
+        environment = rights.environment_for(session, context.caller, "publish", owner, name)
+        version = environments.find_version(session, environment, number)
+        if version.deleted_at is not None:
+            raise HubProblem(409, "version_deleted", f"version {version.version} was deleted")
+        if session.scalar(select(SealedSet.id).where(SealedSet.commitment == commitment)) is not None:
+            raise HubProblem(409, "set_exists", "a set with this commitment exists", hint="seal it again")
+        same = select(func.count()).select_from(SealedSet).where(SealedSet.version_id == version.id)
+        if session.scalars(same).one() >= MOST_SETS:
+            detail = f"a version has at most {MOST_SETS} sealed sets"
+            raise HubProblem(409, "too_many_sets", detail, hint="publish a new version")
+        audit.about(session, target=commitment, examples=len(rows), opens_at=opens_at.isoformat())
+        added = SealedSet(
+            commitment=commitment,
+            version_id=version.id,
+            state="checking",
+            examples=len(rows),
+            wrapped_key=wrapped,
+            content=ciphertext,
+            created_by_id=context.caller.user_id,
+            created_at=now(),
+            opens_at=opens_at,
+        )
+        session.add(added)
+        session.flush()
+        payload = {"set": added.id, "version_id": version.id}
+        queue = TableQueue.of(context.settings, context.database)
+        queue.submit(session, CHECK, f"{CHECK} {added.id}", payload, created_by=context.caller.user_id)
+        return info_of(find(session, commitment), context.base_url)
+
+    return context.commit(record)
+
+
+def request_play(context: Context, commitment: str, wanted: NewSealedPlay) -> SealedSetInfo:
+    """Submit a play of a set with the model of an endpoint."""
+    keeper_of(context.settings)
+    if (fault := _address_fault(wanted.endpoint, context.settings)) is not None:
+        hint = "name the public base URL of an OpenAI-compatible endpoint"
+        raise HubProblem(422, "bad_endpoint", f"the endpoint cannot be used: {fault}", hint=hint)
+    manifests.check_model(ModelPin(name=wanted.model, kind="OpenAIClient", base_url=wanted.endpoint))
+    key = None if wanted.key is None else memory.leave_key(wanted.key)
+    options = wanted.model_dump(include={"endpoint", "rollouts", "temperature", "max_tokens"})
+
+    def record(session: Session) -> SealedSetInfo:
+        found = find(session, commitment)
+        environment = found.version.environment
+        if not rights.may(context.caller, "results", environment):
+            raise rights.refusal(context.caller, "results", environment)
+        _require_sealed(found)
+        mine = select(func.count()).select_from(SealedPlay).join(SealedPlay.job)
+        mine = mine.where(SealedPlay.set_id == found.id, SealedPlay.submitted_by_id == context.caller.user_id)
+        counted = SealedPlay.exposed_at.is_not(None) | Job.state.in_(OPEN)
+        if session.scalars(mine.where(counted)).one() >= MOST_PLAYS:
+            raise HubProblem(
+                409,
+                "too_many_plays",
+                f"each user may play a sealed set {MOST_PLAYS} times, to protect its answers",
+                hint="wait until the set opens, then evaluate on it yourself",
+            )
+        host = urlsplit(wanted.endpoint).netloc
+        audit.about(session, target=commitment, owner=environment.owner.name, model=wanted.model, host=host)
+        queue = TableQueue.of(context.settings, context.database)
+        payload: dict[str, Any] = {
+            "version_id": found.version_id,
+            "key": key,
+            "model": wanted.model,
+            **options,
+        }
+        name = f"{PLAY} {secrets.token_hex(8)}"
+        job_id = queue.submit(session, PLAY, name, payload, created_by=context.caller.user_id)
+        added = SealedPlay(
+            set_id=found.id,
+            job_id=job_id,
+            submitted_by_id=context.caller.user_id,
+            model=wanted.model,
+            host=host,
+            created_at=now(),
+        )
+        session.add(added)
+        session.flush()
+        session.expire(found, ["plays"])
+        return info_of(find(session, commitment), context.base_url)
+
+    try:
+        return context.commit(record)
+    except BaseException:
+        if key is not None:
+            memory.take_key(key)
+        raise
+
+
+def _address_fault(endpoint: str, settings: Settings) -> str | None:
+    """Return what is wrong with the address of an endpoint, or None."""
+    try:
+        parts = urlsplit(endpoint)
+        host, _port = parts.hostname, parts.port
+    except ValueError:
+        return "it is not a valid address"
+    schemes = {"https", "http"} if settings.seal_networks else {"https"}
+    if parts.scheme not in schemes:
+        return "it must start with `https:`"
+    if not host or parts.username is not None or parts.query or parts.fragment:
+        return "it must have a host, but no user, no query and no fragment"
+    return "it is in a private network" if is_inner(host, settings.seal_networks) else None
+
+
+def _require_sealed(found: SealedSet) -> None:
+    if found.state == "checking":
+        raise HubProblem(
+            409, "set_checking", "the hub is still checking the set", hint="try again in a minute"
+        )
+    if found.state == "refused":
+        hint = "its owner can seal a corrected file"
+        raise HubProblem(409, "set_refused", f"the set was refused: {found.error}", hint=hint)
+    if found.state != "sealed" or found.opens_at <= now():
+        hint = "evaluate on it yourself: download its file, and run `wander eval` with `--set set_file=FILE`"
+        raise HubProblem(409, "set_open", "the set is open", hint=hint)
+
+
+def open_earlier(context: Context, commitment: str, wanted: SealOpening) -> SealedSetInfo:
+    """Set an earlier date for the opening of a set, or open it now."""
+    keeper_of(context.settings)
+
+    def record(session: Session) -> SealedSetInfo:
+        found = find(session, commitment)
+        environment = found.version.environment
+        if not rights.may(context.caller, "publish", environment):
+            raise rights.refusal(context.caller, "publish", environment)
+        _require_sealed(found)
+        opens_at = max(now(), wanted.opens_at or now())
+        if opens_at >= found.opens_at:
+            detail = f"the set opens at {found.opens_at:%Y-%m-%d %H:%M} UTC; it can only open earlier"
+            raise HubProblem(
+                422, "later_date", detail, hint="choose an earlier date, or no date to open it now"
+            )
+        audit.about(session, target=commitment, owner=environment.owner.name, opens_at=opens_at.isoformat())
+        found.opens_at = opens_at
+        session.flush()
+        if opens_at <= now():
+            submit_opening(session, TableQueue.of(context.settings, context.database), found)
+        return info_of(found, context.base_url)
+
+    return context.commit(record)
+
+
+def submit_opening(session: Session, queue: TableQueue, due: SealedSet) -> None:
+    """Submit the job that opens a set, unless it exists."""
+    payload = {"set": due.id, "version_id": due.version_id}
+    queue.submit(session, OPENING, f"{OPENING} {due.id}", payload, created_by=due.created_by_id)
+
+
+def opened_file(session: Session, commitment: str) -> bytes:
+    """Return the file of an opened set; raise a 404 problem while it is sealed."""
+    found = find(session, commitment)
+    if found.opened_at is None:
+        detail = f"the set is sealed until {found.opens_at:%Y-%m-%d %H:%M} UTC"
+        raise HubProblem(404, "set_sealed", detail, hint="try again after this date")
+    query = select(SealedSet).where(SealedSet.id == found.id).options(undefer(SealedSet.content))
+    content = session.scalars(query.execution_options(populate_existing=True)).one().content
+    assert content is not None, "an opened set has its file"
+    return content
+
+
+def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
+    """Refuse the sets whose check failed permanently, and forget what they contain."""
+    for job in session.scalars(select(Job).where(Job.id.in_(job_ids)).order_by(Job.id)).all():
+        checked = session.get_one(SealedSet, int(job.payload["set"]))
+        refuse(checked, job.error or "its check was canceled")
+
+
+def refuse(checked: SealedSet, reason: str) -> None:
+    """Refuse a set with a public reason."""
+    checked.state, checked.error = "refused", reason
+    checked.content = checked.wrapped_key = None
+
+
+def info_of(found: SealedSet, base_url: str) -> SealedSetInfo:
+    """Return a set as the API shows it."""
+    plays = sorted((_play_info(play) for play in found.plays), key=_rank)
+    return fill(
+        SealedSetInfo,
+        found,
+        owner=found.version.environment.owner.name,
+        environment=found.version.environment.name,
+        version=found.version.version,
+        created_by=found.created_by.name,
+        exposures=sum(play.exposed_at is not None for play in found.plays),
+        plays=plays,
+        url=f"{base_url}/sealed/{found.commitment}",
+    )
+
+
+def _rank(play: wire.SealedPlay) -> tuple[bool, float, int]:
+    return play.reward_mean is None, -(play.reward_mean or 0.0), play.id
+
+
+def _play_info(play: SealedPlay) -> wire.SealedPlay:
+    summary = play.summary or {}
+    level = (play.run.level if play.run is not None else "sealed") if play.summary is not None else None
+    return fill(
+        wire.SealedPlay,
+        play,
+        submitted_by=play.submitted_by.name,
+        finished_at=play.job.finished_at,
+        state=play.job.state,
+        error=play.error or play.job.error,
+        level=level,
+        **summary,
+    )
+
+
+def public_part(summary: RunSummary) -> dict[str, Any]:
+    """Return the aggregates of a play that everyone may see."""
+    return summary.model_dump(
+        include={"rollouts", "failed", "reward_mean", "reward_low", "reward_high"}, mode="json"
+    )
