@@ -277,6 +277,8 @@ class Run:
             folder,
             progress=lambda entry: self.tell("learning from rewards", entry["step"], recipe.steps),
         )
+        if result.interrupted:  # a curve that ends early says nothing about the environment
+            raise RuntimeError("a signal ended the training")
         self._read_curve(read_evaluations(folder))
         loaded = load_model(result.model, device="cpu")
         self.report.parameters = sum(values.numel() for values in loaded.model.parameters())
@@ -338,7 +340,7 @@ def describe_platform() -> str:
 
 def end_with_parent() -> None:
     """End this process's session when the parent is gone, and with it the parent's end of the pipe."""
-    sys.stdin.buffer.read(1)
+    os.read(0, 1)  # not sys.stdin: an interpreter that ends while a thread holds its lock aborts
     os.killpg(0, signal.SIGKILL)
 
 

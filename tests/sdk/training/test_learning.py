@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from wander.errors import RunError
 from wander.learning import prove_learning
 from wander.learning.records import Recipe
 from wander.wire.verification import LearningPoint, LearningReport
@@ -104,6 +106,19 @@ def test_unrepeatable_or_slow_recipes_show_no_learning(tmp_path):
     slow = prove_learning(environment(tmp_path), recipe=SMALL.model_copy(update={"cpu_seconds": 3}))
     assert not slow.shown
     assert "processor time" in slow.reason
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_signal_ends_the_proof_without_a_report(tmp_path):
+    def end_the_recipe(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("learning from rewards", 1):
+            for process in psutil.Process().children():
+                if "wander.learning.recipe" in process.cmdline():
+                    process.terminate()
+
+    with pytest.raises(RunError, match="a signal ended the training"):
+        prove_learning(environment(tmp_path), recipe=SMALL, progress=end_the_recipe)
 
 
 @pytest.mark.slow
