@@ -193,7 +193,7 @@ def test_an_invalid_endpoint_response_means_status_5(wander: Wander, folder: Pat
         (["eval", "./say-env"], 2, "missing option `--model`"),
         (["eval", "say-env", "-m", "x"], 2, "the owner is missing"),
         (["eval", "./nope", "-m", "x"], 3, "does not exist"),
-        (["eval", "./say-env", "-m", "x", "--split", "test"], 2, "`--split`: "),
+        (["eval", "./say-env", "-m", "x", "--split", "test"], 2, "`--split test` is unknown"),
         (["eval", "./say-env", "-m", "x", "-n", "0"], 2, "-n"),
         (["eval", "./say-env", "-m", "x", "-a", "size"], 2, "KEY=VALUE"),
         (["eval", "./say-env", "-m", "x", "--set", "arguments=[1]"], 2, "`arguments`"),

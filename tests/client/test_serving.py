@@ -163,7 +163,7 @@ def test_a_missing_vllm_is_reported_with_the_installation_command(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--serve", "sglang"), "`--serve`: "),
+        (("--serve", "sglang"), "`--serve sglang` is unknown"),
         (("--serve", "vllm", "-b", "http://x/v1"), "`-b` names a running server"),
         (("--set", "serve_args=--x"), "`serve_args` requires `serve`"),
     ],

@@ -44,7 +44,7 @@ def test_a_local_hub_rejects_other_host_names(host):
 
 
 def test_configured_host_names_are_accepted():
-    public = {"public_url": "https://Hub.example.org/wander/"}
+    public = {"public_url": "https://Hub.example.org/"}
     assert accepts("hub.example.org", **public)
     assert accepts("hub.example.org:8443", **public)
     assert accepts("127.0.0.1:8600", **public), "workers and checks of health on the machine itself"

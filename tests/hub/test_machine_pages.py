@@ -71,20 +71,14 @@ async def test_a_page_describes_itself_in_words_that_cannot_act(hub, make_wheel,
     assert '<meta property="og:title" content="alice/reverse-text 0.1.0 · Wander">' in page
 
 
-async def test_an_environment_page_lists_its_users(hub, make_wheel, run_of):
+async def test_an_environment_page_shows_its_models_and_downloads(hub, make_wheel, run_of):
     sha256 = await hub.publish(make_wheel())
     manifest, rollouts = run_of(sha256, model="<b>tiny</b>")
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
-    user = {
-        "files": {"user.py": b"def load_environment(): ...\n"},
-        "requires_dist": ("wander-sdk", "reverse-text"),
-    }
-    await hub.publish(make_wheel(name="user", **user))
     page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
     assert "per day, last" not in page
     assert "&lt;b&gt;tiny&lt;/" in page
     assert "<b>tiny</b>" not in page
-    assert '<dt>required by</dt><dd><a href="/alice/user">alice/user</a>' in page
     today = now().date()
     with hub.database.write(HUB) as session:
         version = session.scalars(select(Version).order_by(Version.id)).first()

@@ -103,7 +103,7 @@ def test_an_invalid_setting_is_named(overrides: list[str], message: str) -> None
 
 
 def test_a_missing_model_and_an_invalid_file_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="`model`"):
+    with pytest.raises(ConfigError, match="there is no model to train"):
         read_settings(GRPOSettings, None)
     with pytest.raises(ConfigError, match="cannot read"):
         read_settings(GRPOSettings, tmp_path / "none.toml")
