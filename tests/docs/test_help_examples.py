@@ -33,7 +33,6 @@ CANNOT = {
     "https://hub.example.org": "is another hub",
     "--token-stdin": "is another hub",
     "runs regrade": "needs two versions: tests/system/test_regrading.py",
-    "wander seal": "needs hidden examples and a hub: tests/system/test_sealed_sets.py",
     "check . --learn": "trains for minutes: tests/client/training/test_learning_command.py",
     "--to harbor": "needs an environment with a shell: tests/client/test_harbor_commands.py",
     "--worker tcp://HOST": "needs another machine",
