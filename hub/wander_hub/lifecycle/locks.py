@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sqlalchemy.orm import Session
+from wander.system.addresses import is_inner
 from wander.wire import VersionDetail
 from wander.wire.package_index import hub_file, origin_of, parse_file_address
 from wander.wire.untrusted_text import LOCK, RefusedText, read_toml
@@ -32,7 +33,6 @@ from wander_hub.identity import Identity
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.storage import Storage, digest_of
-from wander_hub.webhooks.addresses import is_inner
 
 if TYPE_CHECKING:
     from packaging.pylock import Package

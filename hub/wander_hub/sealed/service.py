@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload, undefer
+from wander.system.addresses import is_inner
 from wander.wire import ModelPin, RunSummary
 from wander.wire import transfers as wire
 from wander.wire.transfers import NewSealedPlay, SealedSetInfo, SealedSetList, SealOpening
@@ -29,7 +30,6 @@ from wander_hub.sealed import memory
 from wander_hub.sealed.cipher import SealKeeper, seal, sealing_off
 from wander_hub.sealed.models import SealedPlay, SealedSet
 from wander_hub.settings import Settings
-from wander_hub.webhooks.addresses import is_inner
 
 CHECK, PLAY, OPENING = "seal-check", "seal-play", "seal-open"
 """Kinds of the jobs that load a set, play it and open it."""

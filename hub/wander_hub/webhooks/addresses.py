@@ -1,16 +1,11 @@
-"""Rules for the addresses of webhooks and of files in locks, against requests into private networks."""
+"""Rules for the addresses of webhooks, against requests into private networks."""
 
 from __future__ import annotations
 
-import re
-import socket
 from collections.abc import Iterable
-from ipaddress import IPv4Address, ip_address
 from urllib.parse import urlsplit
 
-from wander.system.addresses import is_allowed
-
-_NUMERIC = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
+from wander.system.addresses import is_inner
 
 _HTTP = "the hub's operator can allow http with `WANDER_HUB_WEBHOOK_HTTP=true`"
 _NETWORKS = "the hub's operator can allow networks with `WANDER_HUB_WEBHOOK_NETWORKS`"
@@ -32,22 +27,3 @@ def fault_of(url: str, *, http: bool, networks: Iterable[str]) -> str | None:
     return (
         f"webhooks must not lead into a private network ({_NETWORKS})" if is_inner(host, networks) else None
     )
-
-
-def is_inner(host: str, networks: Iterable[str]) -> bool:
-    """Return whether a host is an address that is neither public nor in an allowed network.
-
-    Host names other than `localhost` count as public here and are checked again after the DNS lookup.
-    """
-    if host == "localhost" or host.endswith(".localhost"):
-        host = "127.0.0.1"
-    try:
-        return not is_allowed(ip_address(host), networks)
-    except ValueError:
-        pass
-    if not _NUMERIC.fullmatch(host):
-        return False
-    try:  # parse `127.1` and `0x7f000001` like the C library
-        return not is_allowed(IPv4Address(socket.inet_aton(host)), networks)
-    except OSError:
-        return False

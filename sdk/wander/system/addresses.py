@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
 
+_NUMERIC = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 """IPv4 addresses behind a translator (RFC 6052), which IPv6-only networks use for all of IPv4."""
@@ -27,3 +30,22 @@ def is_allowed(address: Address, networks: Iterable[str]) -> bool:
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return False
     return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+def is_inner(host: str, networks: Iterable[str]) -> bool:
+    """Return whether a host is an address that is neither public nor in an allowed network.
+
+    Host names other than `localhost` count as public here and are checked again after the DNS lookup.
+    """
+    if host == "localhost" or host.endswith(".localhost"):
+        host = "127.0.0.1"
+    try:
+        return not is_allowed(ip_address(host), networks)
+    except ValueError:
+        pass
+    if not _NUMERIC.fullmatch(host):
+        return False
+    try:  # parse `127.1` and `0x7f000001` like the C library
+        return not is_allowed(IPv4Address(socket.inet_aton(host)), networks)
+    except OSError:
+        return False
