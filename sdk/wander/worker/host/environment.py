@@ -73,18 +73,21 @@ class WorkerEnvironment(EnvironmentHandle):
     ) -> WorkerEnvironment:
         """Start workers and load an environment in each. Raises `LoadError` and ends all if one fails.
 
-        - `python`, `target`: interpreter or None for this one, and the environment or module installed there.
-        - `path`: project folder or Python file, not `target`. `rows` replace the rows of the eval split.
+        - `python`: interpreter of the environment's virtual environment. None means this interpreter.
+        - `target`: name of an environment or module that is installed there.
+        - `path`: project folder or Python file, which takes precedence over `target`.
+        - `rows`: rows that replace those of the evaluation split, or None.
         - `environ`: names of environment variables to pass, in addition to PATH, HOME, LANG and TMPDIR.
           Unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is among them, OpenAI clients in its code call through
           this process, which has the key and records the answers (`wander.worker.openai_proxy`).
         - `log_path`: file to which all output of the environment is appended.
         - `sandbox`: limits of the sandbox (docs/sandbox.md). Raises `SandboxError` if it cannot be made.
-          Variables with the address or key of a model are not passed. `runtime` describes another `python`.
+          Variables of the host that contain the address or key of a model are not passed. A sandbox needs
+          `runtime`, which describes a `python` other than this interpreter.
         - `workers`: number of processes that share the rollouts (`automatic_workers` suggests one).
-        - `addresses`: addresses of listeners (`wander.worker.listener`), which replace local processes and
-          decide about `path`, `python`, `environ` and `sandbox`, with at least one worker each.
-          They must have installed a `target` with a version (`name@1.2.0`).
+        - `addresses`: addresses of listening workers (`wander.worker.listener`) to use instead of local
+          processes, with at least one worker each. The listener decides about `path`, `python`, `environ`
+          and `sandbox`. A `target` with a version (`name@1.2.0`) must be installed there.
         - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`. None means never. If
           the environment's code then blocks its worker for another `stall_seconds`, the worker is ended. Its
           other rollouts are retryable.
@@ -108,23 +111,22 @@ class WorkerEnvironment(EnvironmentHandle):
             notice_seconds=None if notices is None else notices.seconds,
         )
         passed, proxy = tuple(environ), OpenAIProxy()
-        # An environment with the user's own key or address calls that endpoint directly.
-        variables = dict(proxy.variables) if sandbox or not proxy.variables.keys() & set(passed) else {}
-        if sandbox is not None or surroundings is not None:
-            from wander.worker.process.surroundings import draw_surroundings, surrounding_variables
+        if sandbox is not None and surroundings is None:
+            from wander.worker.process.surroundings import draw_surroundings
 
-            drawn = surroundings or draw_surroundings(confined=True)
-            variables |= surrounding_variables(drawn)
+            surroundings = draw_surroundings(confined=True)
+        variables = _own_variables(proxy, passed, surroundings, confined=sandbox is not None)
         options = WorkerOptions(python, load, passed, log_path, startup_timeout, variables, notices=notices)
         if sandbox is not None:
             from wander.worker.process.sandboxed import Sandbox
 
-            inside = Sandbox(sandbox, proxy.take, proxy.address, runtime, drawn.host_name or "sandbox")
+            assert surroundings is not None, "they are drawn above"
+            host_name = surroundings.host_name or "sandbox"
+            inside = Sandbox(sandbox, proxy.take, proxy.address, runtime, host_name)
             options = replace(options, sandbox=inside)
         try:
-            pool = await WorkerPool.start(
-                _worker_options(options, workers, addresses, proxy.answer), restarts
-            )
+            all_options = _worker_options(options, workers, addresses, proxy.answer)
+            pool = await WorkerPool.start(all_options, restarts)
         except BaseException:
             await proxy.close()
             raise
@@ -235,6 +237,22 @@ class WorkerEnvironment(EnvironmentHandle):
 def automatic_workers(concurrency: int) -> int:
     """Return a suitable number of workers: one per 256 concurrent rollouts, at most one per core."""
     return max(1, min(os.cpu_count() or 1, math.ceil(concurrency / 256)))
+
+
+def _own_variables(
+    proxy: OpenAIProxy, passed: Sequence[str], surroundings: Surroundings | None, *, confined: bool
+) -> dict[str, str]:
+    """Return the variables of the processes besides those that are passed.
+
+    An environment with the user's own key or address calls that endpoint directly, and not through the proxy.
+    """
+    uses_proxy = confined or not proxy.variables.keys() & set(passed)
+    variables = dict(proxy.variables) if uses_proxy else {}
+    if surroundings is not None:
+        from wander.worker.process.surroundings import surrounding_variables
+
+        variables |= surrounding_variables(surroundings)
+    return variables
 
 
 def _worker_options(
