@@ -49,11 +49,6 @@ def set_from(path: Path) -> bytes:
     return make_set(rows)
 
 
-def is_set(content: bytes, path: Path) -> bool:
-    """Return whether a file already is the file of the set that was made from it."""
-    return read_content(path) == content
-
-
 async def find_refused(
     context: Invocation, location: Location, set_file: Path, sandbox: SandboxPolicy | None
 ) -> tuple[int, list[RefusedRow]]:

@@ -18,6 +18,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -111,6 +112,26 @@ class _Number(click.FloatRange):
 
     def _describe_range(self) -> str:
         return _describe_bounds(self.min, self.max)
+
+
+def read_date(option: str, text: str) -> datetime:
+    """Return the date or time that an option got, in UTC if it has no zone. Raises `UsageError`."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        hint = "write `2026-01-31` or `2026-01-31T18:00:00Z`"
+        raise UsageError(f"`{option} {text}` is not a date", hint=hint) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def require_date(ctx: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    """Return the text of an option, unchanged, if it is a date or a time. Raises `UsageError`.
+
+    It is the `callback` of options whose text another program reads.
+    """
+    if text is not None and not ctx.resilient_parsing:
+        read_date(max(option.opts, key=len), text)
+    return text
 
 
 def _describe_bounds(low: float | None, high: float | None) -> str:

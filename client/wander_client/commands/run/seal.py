@@ -6,17 +6,16 @@ import os
 import re
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines
-from wander_client.errors import FAILED, OK, ClientError, NotFound, UsageError
+from wander_client.errors import FAILED, OK, ClientError, NotFound
 from wander_client.failures import validate
 from wander_client.names import environment_path, parse_name, sealed_path, source_spec
-from wander_client.terminal.command import Argument, CommandGroup, Option
+from wander_client.terminal.command import Argument, CommandGroup, Option, read_date
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
@@ -73,15 +72,13 @@ def _check(
     import asyncio
 
     from wander_client.environments.location import locate
-    from wander_client.evaluate.sealed import find_refused, is_set, set_from
+    from wander_client.evaluate.sealed import find_refused, set_from
 
     here = current()
     spec = source_spec(environment)
     policy = choose_policy(sandbox, sandbox_limit, default=confines(here.settings, spec))
     content = set_from(file)
     location = locate(here, spec)
-    if is_set(content, file):
-        return asyncio.run(find_refused(here, location, file, policy))
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as set_file:  # readable only by this user
         set_file.write(content)
         set_file.flush()
@@ -109,7 +106,7 @@ def create(
     from wander_client.evaluate.sealed import set_from
 
     here = current()
-    name, opens_at, content = parse_name(environment), _read_date("--opens", opens), set_from(file)
+    name, opens_at, content = parse_name(environment), read_date("--opens", opens), set_from(file)
     with here.hub(login=True) as hub:
         version = name.version or hub.environment(name.owner, name.name).latest_version
         path = environment_path(name.owner, name.name, "versions", version, "sealed")
@@ -210,7 +207,7 @@ def open_set(
 
     with current().hub(login=True) as hub:
         commitment = _set(hub, name).commitment
-        body = SealOpening(opens_at=None if at is None else _read_date("--at", at))
+        body = SealOpening(opens_at=None if at is None else read_date("--at", at))
         opened = hub.change("PUT", sealed_path(commitment, "opening"), SealedSetInfo, body)
     _answer(opened)
 
@@ -232,15 +229,6 @@ def _set(hub: HubApi, name: str) -> SealedSetInfo:
             code="set_not_found",
         )
     return accepted[0]
-
-
-def _read_date(option: str, text: str) -> datetime:
-    """Return a date or a time; without a zone, it is in UTC."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"`{option}`: `{text}` is not a date", hint="for example: `2027-03-01`") from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _answer(found: SealedSetInfo) -> None:

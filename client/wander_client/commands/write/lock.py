@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -11,25 +10,17 @@ from wander_client.context import current
 from wander_client.environments.sandbox import BuildFlag, allow_builds, builder_of, choose_policy
 from wander_client.errors import UsageError
 from wander_client.names import EnvironmentName, parse_environment, source_spec
-from wander_client.terminal.command import Argument, Option, refuse_options
+from wander_client.terminal.command import Argument, Option, refuse_options, require_date
 
 ExcludeNewer = Annotated[
     str | None,
-    Option("--exclude-newer", metavar="DATE", help="ignore packages that were uploaded after this time"),
+    Option(
+        "--exclude-newer",
+        metavar="DATE",
+        help="ignore packages that were uploaded after this time",
+        callback=require_date,
+    ),
 ]
-
-
-def require_date(exclude_newer: str | None) -> None:
-    """Raise `UsageError` if the value of `--exclude-newer` is neither a day nor a time."""
-    if exclude_newer is not None:
-        try:
-            datetime.fromisoformat(exclude_newer)
-        except ValueError:
-            raise UsageError(
-                f"`--exclude-newer {exclude_newer}` is not a date",
-                hint="write `2026-01-31` or `2026-01-31T18:00:00Z`",
-            ) from None
-
 
 KeepHosts = Annotated[
     list[str] | None,
@@ -70,7 +61,6 @@ def lock(
     from wander_client.packages.needs import fetch_file
 
     here = current()
-    require_date(exclude_newer)
     allow_builds(here, build, policy := choose_policy(None, None, default=bool(here.settings.sandbox)))
     source = _find_source(environment, attach=attach)
     with contextlib.ExitStack() as stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from wander_client.commands.write.lock import ExcludeNewer, KeepHosts, require_date
+from wander_client.commands.write.lock import ExcludeNewer, KeepHosts
 from wander_client.context import current
 from wander_client.environments.sandbox import (
     BuildFlag,
@@ -81,7 +81,6 @@ def publish(
     allow_builds(here, build, policy)
     if no_lock:
         refuse_options("exclude_newer", "keep_host", because="applies to the lock, but `--no-lock` omits it")
-    require_date(exclude_newer)
     options = PublishOptions(
         owner=owner,
         dry_run=dry_run,
