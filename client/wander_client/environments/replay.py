@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,17 +85,18 @@ def locate_started(context: Invocation, spec: str, run_dir: Path) -> Location:
     return locate_pinned(context, pin)
 
 
-def fetch_set(context: Invocation, commitment: str) -> Path:
-    """Return the file of an opened sealed task set, downloaded from the hub if it is not in the cache.
+def fetch_set(context: Invocation, pin: EnvironmentPin) -> Path | None:
+    """Return the file of the sealed task set that a run played; None if it played the environment's own rows.
 
-    Raises `ClientError` if the hub's file does not match the commitment, and `NotFound` if the set is sealed.
+    The set must be open. Its file is downloaded from the hub if it is not in the cache. Raises `ClientError`
+    if the hub's file does not match the commitment, and `NotFound` if the set is sealed.
     """
-    if not _COMMITMENT.fullmatch(commitment):
-        raise ClientError("the run names a sealed task set by something that is not a SHA-256")
-    path = context.settings.cache_dir / "sealed" / f"{commitment}.jsonl"
+    if pin.sealed is None:
+        return None
+    path = context.settings.cache_dir / "sealed" / f"{pin.sealed}.jsonl"
     if not path.exists():
         with context.hub() as hub:
-            hub.download(sealed_path(commitment, "examples.jsonl"), path, commitment)
+            hub.download(sealed_path(pin.sealed, "examples.jsonl"), path, pin.sealed)
     return path
 
 
@@ -150,9 +150,6 @@ def _find_installed(
     return same[-1] if same else ensure_installed(context, name, no_lock=True)
 
 
-_COMMITMENT = re.compile(r"[0-9a-f]{64}")
-
-
 async def replay_in(
     context: Invocation,
     location: Location,
@@ -181,8 +178,7 @@ async def replay_in(
     from wander.wire.verification import ReplayReport, VerifiedWith
     from wander.worker.process.surroundings import draw_surroundings
 
-    arguments, commitment = manifest.environment.arguments, manifest.environment.sealed
-    set_file = None if commitment is None else fetch_set(context, commitment)
+    arguments, set_file = manifest.environment.arguments, fetch_set(context, manifest.environment)
     run = manifest.run_id, manifest.expected_rollouts
     async with _within(time_limit) as timed_out, contextlib.AsyncExitStack() as stack:
         drawn = [] if in_process else [draw_surroundings(confined=sandbox is not None) for _ in range(2)]

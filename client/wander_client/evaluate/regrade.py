@@ -110,7 +110,7 @@ async def regrade_run(
     pin = choose_arguments(source, None, confined=sandbox is not None, is_own=own is not None)
     require_confined(context, sandbox, location, "regrade", in_process=False)
     before = open_folder(source)
-    set_file = None if pin.sealed is None else fetch_set(context, pin.sealed)
+    set_file = fetch_set(context, pin)
     total = before.manifest.expected_rollouts
     with context.output.progress("regrading", total, unit="rollouts") as bar:
         opened: OpenedEnvironment

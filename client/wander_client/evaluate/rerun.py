@@ -100,6 +100,7 @@ async def repeat_run(
         if value is not None:
             require_asked([model, *kept["players"].values()], option)
     location = locate_pinned(context, pin, folder=folder, is_own=own is not None)
+    set_file = fetch_set(context, pin)
     settings = EvaluationSettings(
         environment=location.exact_name,
         arguments=pin.arguments,
@@ -108,7 +109,7 @@ async def repeat_run(
         base_url=base_url or stored_url,
         template_date=_template_date(source.manifest),
         num_examples=len(source.manifest.example_ids),
-        set_file=None if pin.sealed is None else str(fetch_set(context, pin.sealed)),
+        set_file=None if set_file is None else str(set_file),
         concurrency=concurrency,
         rerun_of=source.manifest.run_id,
     ).model_copy(update=kept | of_the_model)

@@ -64,18 +64,8 @@ MAY_CHANGE = frozenset(
 
 NOT_EXHAUSTIVE = frozenset(
     {
-        *(
-            "num_examples",
-            "rollouts",
-            "strata",
-            "shuffle",
-            "split",
-            "set_file",
-            "shard",
-            "budget_tokens",
-            "budget_usd",
-        ),
-        "sampling.temperature",
+        *("num_examples", "rollouts", "strata", "shuffle", "split", "set_file", "shard"),
+        *("budget_tokens", "budget_usd", "sampling.temperature"),
     }
 )
 """Settings that have no effect in an exhaustive evaluation, which plays every line once and greedily."""

@@ -40,8 +40,7 @@ class SuiteProgress:
         """Set and print the state of an evaluation."""
         row = self.rows[number]
         row.state = state
-        if state != "waiting":
-            self._print(f"{row.name}  {state}{'  ' + one_line(note) if note else ''}")
+        self._print(f"{row.name}  {state}{'  ' + one_line(note) if note else ''}")
 
     def set_progress(self, number: int, progress: Progress) -> None:
         """Update the progress of an evaluation."""

@@ -73,7 +73,7 @@ def print_row(row: dict[str, Any], as_json: bool, text: str) -> None:
 def print_rows(rows: list[dict[str, Any]], as_json: bool, empty: str) -> None:
     """Print rows as JSON, or as tab-separated columns with a header line.
 
-    `empty` is what to report on standard error if there are no rows.
+    `empty` is printed on standard error instead of an empty table.
     """
     if as_json:
         click.echo(json.dumps({"data": rows, "next": None}))
