@@ -110,7 +110,10 @@ def _below(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _add(archive: tarfile.TarFile, path: str, status: os.stat_result) -> None:
-    """Add a file, folder or link. `TarFile.gettarinfo` would look up the owner, with the box's libraries."""
+    """Add a file, folder or link, unless it is gone or is something else by now.
+
+    `TarFile.gettarinfo` would look up the owner, with the box's libraries.
+    """
     entry = tarfile.TarInfo(path.lstrip("/"))
     entry.mode = stat.S_IMODE(status.st_mode) & 0o777
     if stat.S_ISDIR(status.st_mode):
@@ -118,14 +121,17 @@ def _add(archive: tarfile.TarFile, path: str, status: os.stat_result) -> None:
         archive.addfile(entry)
     elif stat.S_ISLNK(status.st_mode):
         entry.type = tarfile.SYMTYPE
-        entry.linkname = os.readlink(path)
+        try:
+            entry.linkname = os.readlink(path)
+        except OSError:
+            return
         archive.addfile(entry)
     elif stat.S_ISREG(status.st_mode):
         entry.size = status.st_size
         try:
             opened = _open_file(path, os.O_NOFOLLOW)
         except (OSError, ValueError):
-            return  # it is gone, or it is something else now
+            return
         with open(opened, "rb") as file:
             archive.addfile(entry, _Padded(file, status.st_size))
 

@@ -8,6 +8,7 @@ import tarfile
 
 import pytest
 from sandboxes import needs_sandbox
+from wander.boxes import supervisor_files
 from wander.boxes.base import BoxLimits, BoxSpec
 from wander.boxes.bubblewrap import BubblewrapBackend
 from wander.boxes.state import read_archive
@@ -40,6 +41,17 @@ async def test_files_that_change_while_being_read_do_not_stop_the_read(box):
     await box.exec(f"({churn}) >/dev/null 2>&1 & echo kept > kept")
     for _ in range(10):
         assert "/work/kept" in {file.path for file in (await box.final_state()).files}
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_what_disappears_before_it_is_read_is_left_out_of_the_archive(tmp_path, kind):
+    gone = tmp_path / "gone"
+    {"file": gone.touch, "link": lambda: gone.symlink_to("x"), "folder": gone.mkdir}[kind]()
+    status = gone.lstat()
+    gone.rmdir() if kind == "folder" else gone.unlink()
+    with tarfile.open(fileobj=io.BytesIO(), mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        supervisor_files._add(archive, str(gone), status)
+        assert archive.getnames() == ([] if kind != "folder" else [str(gone)[1:]])
 
 
 async def test_sparse_files_cannot_keep_the_host_reading():
