@@ -22,6 +22,7 @@ import pytest
 from command_line import HubRoom, Result, Wander
 from lying_hub import LyingHub, Reply
 from saved_runs import write_run
+from sealed_rows import keep_sealed_set
 from small_models import checkpoint
 from wander_client.commands import COMMANDS as ALL_COMMANDS
 from wander_client.hub import connection
@@ -88,6 +89,10 @@ COMMANDS: list[list[str]] = [
     ["train", "admin/say-env", "--model", "admin/tiny", "--dry-run"],
     ["worker", "admin/say-env"],
     ["env", "lock", "admin/say-env@0.1.0"],
+    ["seal", "create", "admin/say-env@0.1.0", "./examples.jsonl", "--opens", "2030-01-01"],
+    ["seal", "show", "admin/say-env"],
+    ["seal", "play", "admin/say-env", "-m", "x", "-b", "https://api.example.com/v1"],
+    ["seal", "open", "admin/say-env"],
     ["env", "export", "admin/say-env", "--to", "skyrl", "--out", "./out"],
     ["model", "delete", "admin/tiny", "--yes"],
     ["env", "delete", "admin/say-env", "--yes"],
@@ -147,8 +152,10 @@ def room(
     (home / "model").mkdir()
     for name, body in checkpoint("tiny").items():
         (home / "model" / name).write_bytes(body)
+    (home / "examples.jsonl").write_text('{"question": "x"}\n')
     done = wander("model", "push", "admin/tiny", "./model", "--json")
     assert done.status == 0, done.out
+    keep_sealed_set(hub.http.app.state.database, "say-env", creator="admin")  # type: ignore[attr-defined]
     ids = {RUN_ID: posted.data["run_id"]}
     return lambda *words: wander(*[ids.get(word, word) for word in words])
 
@@ -245,3 +252,14 @@ def test_unexpected_responses_are_handled(
                 found.append(f"{' '.join(words)}: {what}: {harm}")
     assert found == []
     assert stranger.seen == []
+
+
+def test_a_sealed_play_that_the_hub_does_not_list_is_the_hubs_fault(
+    room: Callable[..., Result], behind: LyingHub
+) -> None:
+    shown = room("seal", "show", "admin/say-env", "--json")
+    assert shown.data["plays"] == []
+    behind.answer("/plays$", body=json.dumps(shown.data).encode(), Content_Type="application/json")
+    done = room("seal", "play", "admin/say-env", "-m", "x", "-b", "https://api.example.com/v1", "--json")
+    assert done.status == 5
+    assert "wrong_answer" in done.out + done.err

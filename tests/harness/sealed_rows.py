@@ -13,13 +13,15 @@ from wander_hub.identity import HUB
 from wander_hub.sealed.models import SealedSet
 
 
-def keep_sealed_set(database: Database, environment: str, *, opened: bool = False) -> str:
-    """Add a set of alice's environment, and return its commitment."""
+def keep_sealed_set(
+    database: Database, environment: str, *, opened: bool = False, creator: str = "alice"
+) -> str:
+    """Add a set to an environment, and return its commitment."""
     content = make_set([{"question": "hidden"}])
     with database.write(HUB) as session:
         versions = select(Version).join(Version.environment).where(Environment.name == environment)
-        alice = accounts.user_named(session, "alice")
-        assert alice is not None
+        user = accounts.user_named(session, creator)
+        assert user is not None
         session.add(
             SealedSet(
                 commitment=commitment_of(content),
@@ -28,7 +30,7 @@ def keep_sealed_set(database: Database, environment: str, *, opened: bool = Fals
                 examples=1,
                 wrapped_key=None if opened else b"wrapped",
                 content=content if opened else b"encrypted",
-                created_by_id=alice.id,
+                created_by_id=user.id,
                 created_at=now(),
                 opens_at=now() + timedelta(days=7),
                 opened_at=now() if opened else None,

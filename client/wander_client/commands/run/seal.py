@@ -12,13 +12,15 @@ from urllib.parse import urlencode
 
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines
-from wander_client.errors import FAILED, OK, ClientError, NotFound
+from wander_client.errors import FAILED, OK, ClientError, Interrupted, NotFound
 from wander_client.failures import validate
 from wander_client.names import environment_path, parse_name, sealed_path, source_spec
 from wander_client.terminal.command import Argument, CommandGroup, Option, read_date
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wander.wire.transfers import SealedSetInfo
 
     from wander_client.hub.api import HubApi
@@ -32,7 +34,6 @@ app = CommandGroup(
 )
 
 _COMMITMENT = re.compile(r"[0-9a-f]{64}")
-_LOOK_SECONDS = 2.0
 SetName = Annotated[str, Argument(metavar="SET", help="a set's commitment, or owner/name for its newest set")]
 Examples = Annotated[Path, Argument(help="JSON Lines file with the hidden examples")]
 
@@ -113,9 +114,8 @@ def create(
         query = urlencode({"opens_at": opens_at.isoformat()})
         made = hub.send_bytes("POST", f"{path}?{query}", content, SealedSetInfo, {})
         hub.require(made.commitment == commitment_of(content), "the set that was uploaded")
-        while wait and made.state == "checking":
-            time.sleep(_LOOK_SECONDS)
-            made = _set(hub, made.commitment)
+        if wait:
+            made = _wait(hub, made, "the hub is checking the set", lambda seen: seen.state == "checking")
     if made.state == "refused":
         raise ClientError(
             f"the hub refused the set: {made.error}",
@@ -160,7 +160,7 @@ def play(
     The endpoint receives the questions. The hub uses your key for this play only and does not store it. Until
     the set opens, you see the mean reward and nothing else. Afterwards, your rollouts become a public run.
     """
-    from wander.wire.transfers import NewSealedPlay, SealedSetInfo
+    from wander.wire.transfers import NewSealedPlay, SealedPlay, SealedSetInfo
 
     here = current()
     values = {"model": model, "endpoint": endpoint, "key": os.environ.get(key_variable), "rollouts": rollouts}
@@ -170,11 +170,19 @@ def play(
     with here.hub(login=True) as hub:
         commitment = _set(hub, name).commitment
         found = hub.change("POST", sealed_path(commitment, "plays"), SealedSetInfo, body)
-        number = max(played.id for played in found.plays)
-        mine = next(played for played in found.plays if played.id == number)
-        while wait and mine.state in ("queued", "running"):
-            time.sleep(_LOOK_SECONDS)
-            mine = next(played for played in _set(hub, commitment).plays if played.id == number)
+        number = max((played.id for played in found.plays), default=0)
+
+        def mine_of(seen: SealedSetInfo) -> SealedPlay:
+            mine = next((played for played in seen.plays if played.id == number), None)
+            hub.require(mine is not None, "a set with your play")
+            assert mine is not None
+            return mine
+
+        mine_of(found)
+        if wait:
+            text = "the hub is playing the set"
+            found = _wait(hub, found, text, lambda seen: mine_of(seen).state in ("queued", "running"))
+        mine = mine_of(found)
     if mine.state in ("failed", "canceled"):
         raise ClientError(
             f"the play failed: {mine.error}", hint="submit it again when this is fixed", code="play_failed"
@@ -229,6 +237,25 @@ def _set(hub: HubApi, name: str) -> SealedSetInfo:
             code="set_not_found",
         )
     return accepted[0]
+
+
+def _wait(
+    hub: HubApi, found: SealedSetInfo, text: str, is_waiting: Callable[[SealedSetInfo], bool]
+) -> SealedSetInfo:
+    """Return a set when the hub's work on it has ended."""
+    pause, began = 0.25, time.monotonic()
+    try:
+        with current().output.progress(text, None, unit="s") as bar:
+            while is_waiting(found):
+                time.sleep(pause)
+                pause = min(5.0, pause * 1.25)
+                found = _set(hub, found.commitment)
+                bar.update(int(time.monotonic() - began))
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted; the hub continues", hint=f"see the result: `wander seal show {found.commitment}`"
+        ) from None
+    return found
 
 
 def _answer(found: SealedSetInfo) -> None:
