@@ -12,6 +12,7 @@ package's metadata.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -202,12 +203,19 @@ def pages() -> dict[Path, str]:
     return texts
 
 
-def main(command: str, *names: str) -> int:
-    """Play or write, and return the exit status."""
+def main() -> None:
+    """Play or write what the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["play", "smollm2", "learn", "write"])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    given = parser.parse_args()
+    command, names = given.command, given.names
     if command == "write":
         for path, text in pages().items():
             path.write_text(text)
-        return 0
+        return
     for name in names or NAMES:
         if command == "learn":
             learn(name)
@@ -216,8 +224,7 @@ def main(command: str, *names: str) -> int:
         easy = [f"{runs[0]}-easy"] if "easy" in project(name)["catalogue"] else []
         for run in runs + easy:
             play(name, run)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main()

@@ -27,6 +27,7 @@ from wander.worker.remote.tunnel import AnswerCall
 if TYPE_CHECKING:
     from wander.sandbox.visible import Runtime
     from wander.wire.verification import Surroundings
+    from wander.worker.process.sandboxed import Sandbox
 
 _PAGE = 500
 """Examples per message. Even a page of long rows then makes a message of moderate size."""
@@ -118,12 +119,7 @@ class WorkerEnvironment(EnvironmentHandle):
         variables = _own_variables(proxy, passed, surroundings, confined=sandbox is not None)
         options = WorkerOptions(python, load, passed, log_path, startup_timeout, variables, notices=notices)
         if sandbox is not None:
-            from wander.worker.process.sandboxed import Sandbox
-
-            assert surroundings is not None, "they are drawn above"
-            host_name = surroundings.host_name or "sandbox"
-            inside = Sandbox(sandbox, proxy.take, proxy.address, runtime, host_name)
-            options = replace(options, sandbox=inside)
+            options = replace(options, sandbox=_sandbox(sandbox, proxy, runtime, surroundings))
         try:
             all_options = _worker_options(options, workers, addresses, proxy.answer)
             pool = await WorkerPool.start(all_options, restarts)
@@ -242,7 +238,7 @@ def automatic_workers(concurrency: int) -> int:
 def _own_variables(
     proxy: OpenAIProxy, passed: Sequence[str], surroundings: Surroundings | None, *, confined: bool
 ) -> dict[str, str]:
-    """Return the variables of the processes besides those that are passed.
+    """Return the variables of the processes besides the passed ones.
 
     An environment with the user's own key or address calls that endpoint directly, and not through the proxy.
     """
@@ -253,6 +249,16 @@ def _own_variables(
 
         variables |= surrounding_variables(surroundings)
     return variables
+
+
+def _sandbox(
+    policy: SandboxPolicy, proxy: OpenAIProxy, runtime: Runtime | None, surroundings: Surroundings | None
+) -> Sandbox:
+    """Return the sandbox of the processes, which reaches other models only through the proxy."""
+    from wander.worker.process.sandboxed import Sandbox
+
+    host_name = surroundings and surroundings.host_name
+    return Sandbox(policy, proxy.take, proxy.address, runtime, host_name or "sandbox")
 
 
 def _worker_options(
