@@ -1,10 +1,11 @@
 """Draws every page of a hub and checks its layout: `make screenshots`.
 
-The script starts a hub in ./screenshots-output, publishes bundled environments, plays them with their
-scripted players, and trains a small model. Each page is drawn at three widths, light and dark. It fails if a
-table has columns outside the screen, a row is taller than 80 pixels, a chart cuts off letters, a page is
-wider than its window, the browser reports an error, or axe-core finds a serious fault. `--again` draws the
-previous hub again, `--only NAME...` draws only some pages, and `--quick` leaves out the training, which takes
+The script starts a hub in ./screenshots-output, which makes a proof of learning of one environment. It then
+publishes bundled environments, plays them with their scripted players, seals two task sets, and trains a
+small model. Each page is drawn at three widths, light and dark. It fails if a table has columns outside the
+screen, a row is taller than 80 pixels, a chart cuts off letters, a page is wider than its window, the
+browser reports an error, or axe-core finds a serious fault. `--again` draws the previous hub again, `--only
+NAME...` draws only some pages, and `--quick` leaves out the proof of learning and the training, which take
 most of the time.
 """
 
@@ -19,9 +20,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from workplace import StepFailed, Workplace
 
@@ -32,6 +36,7 @@ sys.path.append(str(ROOT / "tests" / "harness"))
 WEBHOOKS = {"WANDER_HUB_WEBHOOK_HTTP": "true", "WANDER_HUB_WEBHOOK_NETWORKS": '["127.0.0.0/8"]'}
 """Settings of the hub, whose webhook calls this script."""
 WIDTHS = (390, 1280, 1920)
+SEALED_EXAMPLES = ("the sea is calm", "three red apples", "winter came early", "a quiet street")
 SCHEMES = ("light", "dark")
 PLAYED = (
     ("tictactoe", "optimal", 40),
@@ -97,6 +102,51 @@ def publish_another_version(place: Workplace) -> None:
             text = (folder / file).read_text()
             (folder / file).write_text(text.replace(old, new, 1))
         place.type(f"wander publish {folder} --no-check")
+
+
+def allow_sealing(place: Workplace) -> None:
+    """Let the hub keep sealed sets, and play them against endpoints of this machine."""
+    place.environment |= {
+        "WANDER_HUB_SEAL_KEY_FILE": str(place.folder / "seal.key"),
+        "WANDER_HUB_SEAL_NETWORKS": '["127.0.0.0/8"]',
+    }
+
+
+def seal_sets(place: Workplace) -> None:
+    """Seal two task sets and play each once. The first one is opened, the second one stays sealed."""
+    from chat_endpoint import chat_endpoint
+
+    def reverse(messages: list[dict[str, Any]]) -> str:
+        return f"<reversed_text>{messages[-1]['content'][::-1]}</reversed_text>"
+
+    opens = datetime.now(UTC).date() + timedelta(days=30)
+    halves = (SEALED_EXAMPLES[:2], SEALED_EXAMPLES[2:])
+    for texts in halves:
+        rows = [json.dumps({"question": text, "answer": text[::-1]}) for text in texts]
+        (place.folder / "hidden.jsonl").write_text("\n".join(rows) + "\n")
+        place.type(f"wander seal create admin/reverse-text hidden.jsonl --opens {opens}")
+        with chat_endpoint(reverse) as endpoint:
+            place.type(f"wander seal play admin/reverse-text -m reverser -b {endpoint.base_url}")
+        if texts is halves[0]:
+            place.type("wander seal open admin/reverse-text")
+
+
+def prove_learning(place: Workplace) -> None:
+    """Let the hub make a proof of learning of one environment. Each takes minutes, so it makes no other."""
+    place.environment["WANDER_HUB_LEARNING"] = "true"
+    place.start_hub()
+    place.type(f"wander publish {ROOT / 'environments' / 'reverse_text'} --no-check")
+    state = "missing"
+    for _ in range(1800):
+        with suppress(HTTPError):  # until the hub has found the new version
+            state = place.ask("environments/admin/reverse-text/versions/0.1.0/learning")["state"]
+        if state == "done":
+            break
+        time.sleep(1)
+    else:
+        raise StepFailed(f"the proof of learning is {state} after half an hour")
+    place.stop_hub()
+    del place.environment["WANDER_HUB_LEARNING"]
 
 
 def train_model(place: Workplace) -> None:
@@ -176,6 +226,7 @@ def list_pages(page: Any, hub: str, *, training: bool) -> dict[str, str]:
     runs = [run["run_id"] for run in every if run["manifest"]["kind"] == "evaluation"]
     trained = [run["run_id"] for run in every if run["manifest"]["kind"] == "training"][::-1]
     boxes = page.request.get(f"{base}/runs?environment=admin/terminal-tasks&limit=1").json()["data"]
+    sealed = page.request.get(f"{base}/environments/admin/reverse-text/sealed").json()["data"]
     run = f"/runs/{runs[0]}"
     example = page.request.get(f"{base}/runs/{runs[-1]}/rollouts?limit=1").json()["data"][0]["example_id"]
     training_pages = {}
@@ -186,6 +237,7 @@ def list_pages(page: Any, hub: str, *, training: bool) -> dict[str, str]:
             "training-overlay": "/runs/compare?" + "&".join(f"run={one}" for one in trained),
             "training-phases": f"/runs/compare?run={trained[0]}&run={trained[-1]}&joined=true",
             "model": "/models/admin/player",
+            "tokens": f"{run}/rollouts/0/turns/0",  # the newest run is the trained model's
         }
     return {
         **training_pages,
@@ -193,6 +245,9 @@ def list_pages(page: Any, hub: str, *, training: bool) -> dict[str, str]:
         "search": f"/?q={environment['name']}",
         "nothing-found": "/?q=qwertyzxcv",
         "environment": f"/{label}",
+        "environment-sealed": "/admin/reverse-text",
+        "sealed": f"/sealed/{sealed[0]['commitment']}",
+        "sealed-opened": f"/sealed/{sealed[1]['commitment']}",
         "leaderboard": f"/{label}/leaderboard",
         "leaderboard-metrics": f"/{label}/leaderboard?column=rank&column=metrics",
         "leaderboard-cost": f"/{label}/leaderboard?column=model&column=reward&column=tokens&column=cost",
@@ -202,7 +257,6 @@ def list_pages(page: Any, hub: str, *, training: bool) -> dict[str, str]:
         "runs": "/runs",
         "run": run,
         "rollout": f"{run}/rollouts/0",
-        "tokens": f"{run}/rollouts/0/turns/0",
         "group": f"{run}/rollouts/0/group",
         "box-rollout": f"/runs/{boxes[0]['run_id']}/rollouts/0",
         "search-rollouts": "/runs/search?text=move",
@@ -303,10 +357,14 @@ def main() -> int:
         shutil.rmtree(OUTPUT, ignore_errors=True)
         place = Workplace(OUTPUT)
     place.environment |= WEBHOOKS
-    place.start_hub()
+    allow_sealing(place)
     try:
+        if not given.again and not given.quick:
+            prove_learning(place)
+        place.start_hub()
         if not given.again:
             fill_hub(place)
+            seal_sets(place)
             publish_another_version(place)
             call_webhook(place)
             if not given.quick:

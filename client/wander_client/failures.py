@@ -66,9 +66,11 @@ def explain_system(error: BaseException) -> ClientError | None:
             f"`{error.filename}` does not exist", hint="check the spelling of the path", code="file_not_found"
         )
     if isinstance(error, OSError) and error.errno in _OS_HINTS:
+        from wander.types import start_lower
+
         code, hint = _OS_HINTS[error.errno]
         path = f": `{error.filename}`" if error.filename else ""
-        return ClientError(f"{(error.strerror or 'system error').lower()}{path}", hint=hint, code=code)
+        return ClientError(f"{start_lower(error.strerror or 'system error')}{path}", hint=hint, code=code)
     return None
 
 

@@ -514,9 +514,17 @@ def first_fault(error: ValidationError) -> tuple[str, str]:
     value."""
     fault = error.errors(include_url=False, include_input=False)[0]
     message = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
-    if not message[1:2].isupper():  # but keep acronyms, as in "URL scheme should be"
-        message = message[:1].lower() + message[1:]
-    return ".".join(map(str, fault["loc"])), message
+    return ".".join(map(str, fault["loc"])), start_lower(message)
+
+
+def start_lower(sentence: str) -> str:
+    """Return a sentence for the middle of an error: its first word in lower case, unless it is a name.
+
+    A word with further capitals or digits is a name, such as `DNS`, `PyPI` or `S3`.
+    """
+    if re.match(r"[A-Z][a-z',-]*[ :]", f"{sentence} "):
+        return sentence[:1].lower() + sentence[1:]
+    return sentence
 
 
 _UNCHANGING = frozenset((str, int, float, bool, type(None)))

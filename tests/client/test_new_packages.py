@@ -65,7 +65,7 @@ SOME_KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.full
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_a_new_package_passes_its_own_tests_and_the_linter(made: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
         cwd=made, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
@@ -86,7 +86,7 @@ def test_a_new_packages_tests_survive_other_weights(kind: str, made: Path) -> No
     assert changed != text
     source.write_text(changed)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=made, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

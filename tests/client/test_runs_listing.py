@@ -57,7 +57,7 @@ def test_another_folder_is_listed(wander: Wander, three: list[str], home: Path) 
     [
         (["--sort", "luck"], "sort by one of started"),
         (["--since", "yesterday"], "`7d`"),
-        (["--level", "sure"], "levels are claimed, unverifiable, complete"),
+        (["--level", "sure"], "use `claimed`, `unverifiable`, `complete`"),
         (["list", ".", "--posted"], "remove the folder"),
     ],
 )

@@ -330,11 +330,13 @@ class HubConnection:
 
 def _reason(error: BaseException) -> str:
     """Return why a connection failed, such as `connection refused`, without the number of the error."""
+    from wander.types import start_lower
+
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__  # httpcore does not set a cause
     text = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
-    return text[:1].lower() + text[1:]
+    return start_lower(text)
 
 
 class _Routes(httpx.BaseTransport):

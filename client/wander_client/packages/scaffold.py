@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from wander_client.errors import ClientError, UsageError
 
@@ -36,8 +36,11 @@ class Kind:
 
 _MODULE, _TESTS = "environment.py.txt", "test_environment.py.txt"
 """Templates that every kind has. Other templates are copied into the package under their own names."""
+KindName = Literal[
+    "single-turn", "multi-turn", "tool", "stateful-tool", "mcp", "rlm", "shell", "group", "judge"
+]
 JUDGE = " -a judge_model=NAME -a judge_base_url=URL"
-KINDS = {
+KINDS: dict[KindName, Kind] = {
     "single-turn": Kind("one question, one answer", "Add two numbers."),
     "multi-turn": Kind("a game or a conversation, turn by turn", "Guess a number that is higher or lower."),
     "tool": Kind("the model calls Python functions", "Look prices up and add them."),
@@ -76,7 +79,7 @@ POPULAR = frozenset(_WELL_KNOWN.split())
 """Modules that environments import, so that they cannot be the name of a package."""
 
 
-def write_package(folder: Path, kind: str) -> list[Path]:
+def write_package(folder: Path, kind: KindName) -> list[Path]:
     """Write the project into a new or empty folder. Returns the files, relative to the folder."""
     import shutil
     import tempfile

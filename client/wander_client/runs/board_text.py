@@ -33,13 +33,14 @@ def cell_of(row: LeaderboardRow, column: str) -> Cell:
 
 def title_of(board: Leaderboard, column: str) -> str:
     """Return the heading of a column."""
+    from wander.types import start_lower
     from wander.wire.boards import BOARD_COLUMNS, most_attempts
 
     kind, _, name = column.partition(":")
     if kind == "metric":
         return name
     k = name or most_attempts(board.rows)
-    return BOARD_COLUMNS[kind].title.format(k=k).lower() if kind in BOARD_COLUMNS else column
+    return start_lower(BOARD_COLUMNS[kind].title.format(k=k)) if kind in BOARD_COLUMNS else column
 
 
 def columns_of(board: Leaderboard) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import UsageError
 from wander_client.runs.lookup import local_runs
@@ -113,16 +113,6 @@ def moment(text: str) -> datetime:
             hint="write `36h`, `7d`, `2w`, `2026-01-31` or `2026-01-31T18:00`",
         ) from None
     return when if when.tzinfo else when.replace(tzinfo=UTC)
-
-
-def require_level(word: str) -> str:
-    """Return a verification level; raises `UsageError` for an unknown level."""
-    from wander.wire import VerificationLevel
-
-    known = get_args(VerificationLevel)
-    if word not in known:
-        raise UsageError(f"unknown level `{word}`", hint=f"levels are {', '.join(known)}")
-    return word
 
 
 def _row(

@@ -376,6 +376,8 @@ def refuse_options(*names: str, because: str) -> None:
 
 def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
     """Convert click's error to a `UsageError` that names the flag as the user typed it."""
+    from wander.types import start_lower  # late: most command lines are parsed without the SDK
+
     ctx = error.ctx
     path = "wander" if ctx is None else ctx.command_path
     hint, message = None, error.message.rstrip(".")
@@ -394,7 +396,7 @@ def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
         kind = "argument" if isinstance(error.param, click.Argument) else "option"
         name = _typed_name(error.param, words)
         message = f"missing {kind} `{name}`" if missing else f"`{name}`: {message}"
-    return UsageError(message[:1].lower() + message[1:], hint=hint or f"run `{path} --help`")
+    return UsageError(start_lower(message), hint=hint or f"run `{path} --help`")
 
 
 def _typed_name(param: click.Parameter, words: Sequence[str]) -> str:

@@ -88,6 +88,7 @@ def refuse_unless(used: bool, option: str, *, needs: str) -> None:
 def explain_usage(error: click.UsageError) -> tuple[str, str]:
     """Return the message and the hint for a command line that click rejects."""
     from wander.errors import did_you_mean, suggest_option  # imported late, to show help faster
+    from wander.types import start_lower
 
     path = error.ctx.command_path if error.ctx is not None else "wander-hub"
     hint, message = None, error.message.rstrip(".")
@@ -107,4 +108,4 @@ def explain_usage(error: click.UsageError) -> tuple[str, str]:
             message = f"`{name}` must be a time such as {_TIMES}"
         else:
             message = f"`{name}`: {message}"
-    return message[:1].lower() + message[1:], hint or f"run `{path} --help`"
+    return start_lower(message), hint or f"run `{path} --help`"

@@ -159,7 +159,9 @@ def _explain_setting(fault: Mapping[str, Any]) -> tuple[str, str | None, int]:
 
 def _explain(error: OSError) -> tuple[str, str]:
     """Return the message and hint of an operating system error, in the installation or the data folder."""
-    reason = (error.strerror or str(error)).lower()
+    from wander.types import start_lower  # imported late, to show help faster
+
+    reason = start_lower(error.strerror or str(error))
     named = f": `{error.filename}`" if error.filename else ""
     package = Path(__file__).resolve().parent.parent
     if error.filename and package in Path(str(error.filename)).resolve().parents:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wander.types import start_lower
 from wander.wire.untrusted_text import CLAIMS, RefusedText, read_json
 
 from wander_hub.http.outbound import SharedQuestions, ask_json
@@ -76,8 +77,7 @@ class IdentityTokens:
                 options={"require": self._required},
             )
         except jwt.PyJWTError as error:
-            reason = str(error)
-            raise refusal("invalid_token", reason[:1].lower() + reason[1:200]) from error
+            raise refusal("invalid_token", start_lower(str(error))[:200]) from error
         if claims["aud"] not in (self._audience, [self._audience]):
             raise refusal("invalid_token", "it has other audiences besides this hub")
         if claims["exp"] - claims["iat"] > _LONGEST_SECONDS:

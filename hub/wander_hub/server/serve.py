@@ -21,6 +21,7 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+from wander.types import start_lower
 
 from wander_hub.app import create_app
 from wander_hub.database import Database
@@ -230,7 +231,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         hint = "choose another address with `--host`, or another port with `--port`"
         if error.errno == errno.EADDRINUSE:
             hint = "stop the program that listens there, or choose another port with `--port`"
-        reason = "in use" if error.errno == errno.EADDRINUSE else (error.strerror or str(error)).lower()
+        reason = "in use" if error.errno == errno.EADDRINUSE else start_lower(error.strerror or str(error))
         sys.stderr.write(f"error: cannot listen on port {port} of `{host}`: {reason}\n\nhint: {hint}\n")
         raise SystemExit(2) from error
     return listener

@@ -67,6 +67,8 @@ def publish_bundled(database: Database, storage: Storage, settings: Settings) ->
         except PackageNotFoundError as error:
             logger.warning("this hub cannot offer `%s`: %s", name, error)
     sources = {name: source for name, one in installed.items() if (source := source_folder(one)) is not None}
+    if sources:  # takes up to 20 s, before the hub listens
+        logger.info("building the packages that this hub offers: %s", ", ".join(sources))
     with tempfile.TemporaryDirectory(prefix="wander-hub-") as folder:
         complaint = _build(sources, folder) if sources else ""
         for name, packed in installed.items():

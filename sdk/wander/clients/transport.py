@@ -30,6 +30,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from wander.errors import ConfigError
 from wander.system.addresses import is_allowed
 from wander.system.proxies import SOCKS, BadProxy, find_proxy
+from wander.types import start_lower
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -298,7 +299,7 @@ def _plain(error: BaseException) -> str:
     # own.
     number = cause.errno or 0
     said = os.strerror(number) if number > 0 else cause.strerror or str(cause)
-    return said[:1].lower() + said[1:]
+    return start_lower(said)
 
 
 def without_credentials(url: str) -> str:

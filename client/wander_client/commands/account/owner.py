@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from wander_client.context import current
 from wander_client.names import parse_name, target_path
@@ -45,7 +45,7 @@ def list_members(target: Target) -> None:
 def add(
     target: Target,
     user: Annotated[str, Argument(help="user name")],
-    role: Annotated[str, Option(help="reader, maintainer or owner")] = "maintainer",
+    role: Annotated[Literal["reader", "maintainer", "owner"], Option(help="role of the user")] = "maintainer",
 ) -> None:
     """Offer a role to a user, or change the role of a member.
 
@@ -55,10 +55,9 @@ def add(
 
     The user has 14 days to accept the role. If you administer the hub, the user gets the role immediately.
     """
-    from wander.wire import Role
     from wander.wire.changes import MemberList, NewRole
 
-    wanted = NewRole(role=choose("--role", role, get_args(Role)))
+    wanted = NewRole(role=role)
     with current().hub(login=True) as hub:
         members = hub.change("PUT", target_path(target, "members", user), MemberList, wanted).data
     _show(members)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from wander_client.context import current
 from wander_client.failures import validate
 from wander_client.names import quote_part
 from wander_client.terminal.command import Argument, CommandGroup, Option, refuse_options
-from wander_client.terminal.suggestions import choose
 
 app = CommandGroup(
     help="""Create, list and revoke your tokens.
@@ -31,7 +30,8 @@ _TOKENS = "/api/v1/tokens"
 def new(
     name: Annotated[str, Argument(help="name of the token, such as its purpose")],
     scope: Annotated[
-        list[str] | None, Option(help="read, results, publish or manage; repeatable  [default: read]")
+        list[Literal["read", "results", "publish", "manage"]] | None,
+        Option(help="permission of the token; repeatable  [default: read]"),
     ] = None,
     target: Annotated[
         str | None,
@@ -56,8 +56,7 @@ def new(
     here = current()
     if never_expires:
         refuse_options("days", because="cannot be used with `--never-expires`")
-    requested = {choose("--scope", word, TOKEN_SCOPES) for word in scope or ["read"]}
-    scopes = [known for known in TOKEN_SCOPES if known in requested]
+    scopes = [known for known in TOKEN_SCOPES if known in (scope or ["read"])]
     body = {"name": name, "scopes": scopes, "target": target, "days": None if never_expires else days}
     new_token = validate(NewToken, body, "run `wander auth token new --help` for examples")
     with here.hub(login=True) as hub:

@@ -20,7 +20,14 @@ def search(
     query: Annotated[str, Argument(help="search words; without them, all environments are listed")] = "",
     owner: Annotated[str | None, Option(help="only environments of this owner")] = None,
     tag: Annotated[str | None, Option(help="only environments with this tag")] = None,
-    kind: Annotated[str | None, Option(help="only environments of this kind: single-turn, tool, ...")] = None,
+    kind: Annotated[
+        str | None,
+        Option(
+            metavar="KIND",
+            help="only environments of this kind: single-turn, multi-turn, tool, stateful-tool, mcp, rlm, "
+            "shell, agent, group, or the kind of another class",
+        ),
+    ] = None,
     license: Annotated[str | None, Option(help="only environments with this license: MIT, ...")] = None,
     deterministic: Annotated[bool, Option("--deterministic", help="only deterministic environments")] = False,
     checked: Annotated[bool, Option("--checked", help="only environments that passed their checks")] = False,

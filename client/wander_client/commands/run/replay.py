@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from wander_client.context import current
 from wander_client.environments.location import parse_arguments
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, NotFound
 from wander_client.terminal.command import Argument, Option, refuse_options
-from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.wire import RunDetail
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Output, Progress
 
 Level = Annotated[
-    str,
-    Option(help="level to reach: replayed, rescored or highest (the highest possible for the environment)"),
+    Literal["replayed", "rescored", "highest"],
+    Option(help="level to reach; `highest` is the highest possible level for the environment"),
 ]
 Sample = Annotated[int | None, Option("--sample", min=1, help="replay a random sample of N rollouts")]
 
@@ -64,15 +63,12 @@ def replay(
     """
     import asyncio
 
-    from wander.wire.verification import LEVELS_SOUGHT
-
     from wander_client.environments.replay import replay_in
     from wander_client.evaluate.repeating import prepare_replay
     from wander_client.runs.lookup import find_run
 
     output = current().output
     _require_effect(sample, env)
-    sought = choose("--level", level, LEVELS_SOUGHT[::-1])
     source = find_run(current(), run)
     new_arguments = None if arguments is None else parse_arguments([], arguments)
     sandbox_options = (sandbox, sandbox_limit)
@@ -89,7 +85,7 @@ def replay(
                 ready.location,
                 ready.manifest,
                 source.rollouts(),
-                level=sought,
+                level=level,
                 sample=sample,
                 seed=seed,
                 concurrency=concurrency,
@@ -180,7 +176,7 @@ def verify(
     and the level becomes `rescored`. If a rollout differs, the level becomes `claimed`. Exit status 1 means
     that some rollouts differ. `wander runs replay` replays a run on this machine.
     """
-    from wander.wire.verification import LEVELS_SOUGHT, VerificationRequest
+    from wander.wire.verification import VerificationRequest
 
     from wander_client.hub.verification import require_played, require_posted
     from wander_client.runs.lookup import find_run
@@ -188,7 +184,7 @@ def verify(
     here = current()
     if cancel:
         refuse_options("sample", "level", "wait", because="cannot be used with `--cancel`")
-    wanted = VerificationRequest(sample=sample, level=choose("--level", level, LEVELS_SOUGHT[::-1]))
+    wanted = VerificationRequest(sample=sample, level=level)
     run_id = find_run(here, run).manifest.run_id
     with here.hub(login=True) as hub, require_posted(run_id, run or run_id):
         if cancel:

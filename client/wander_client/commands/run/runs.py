@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.context import current
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.names import run_path
 from wander_client.terminal.command import Argument, Option, Yes
-from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.wire import RunDetail
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
     from wander_client.hub.api import HubApi
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Cell
+
+Across = Literal["step", "rollouts", "hours"]
+Level = Literal["claimed", "unverifiable", "complete", "rescored", "replayed"]
 
 
 def list_runs(
@@ -37,10 +39,14 @@ def list_runs(
     ] = None,
     posted: Annotated[bool, Option("--posted", help="list the runs on the hub instead")] = False,
     level: Annotated[
-        list[str] | None, Option(help="with --posted: only runs of this verification level; repeatable")
+        list[Level] | None, Option(help="with --posted: only runs of this verification level; repeatable")
     ] = None,
     sort: Annotated[
-        str, Option(help="started, reward, model, environment or rollouts; -reward sorts the highest first")
+        str,
+        Option(
+            metavar="started|reward|model|environment|rollouts",
+            help="order of the rows; `-reward` sorts the highest reward first, and so on",
+        ),
     ] = "-started",
     limit: Annotated[int | None, Option(min=1, help="rows to show")] = None,
 ) -> None:
@@ -59,7 +65,6 @@ def list_runs(
         list_posted,
         local_rows,
         moment,
-        require_level,
         sort_runs,
     )
 
@@ -71,9 +76,7 @@ def list_runs(
         )
     if folder is not None and not folder.is_dir():
         raise NotFound(f"there is no folder `{folder}`", hint="run `wander runs` to list your runs folder")
-    wanted = RunFilter(
-        environment, model, moment(since) if since else None, frozenset(map(require_level, level or []))
-    )
+    wanted = RunFilter(environment, model, moment(since) if since else None, frozenset(level or []))
     if sort.removeprefix("-") not in SORTED_BY:
         sort_runs([], sort)  # raises the error before any run is read
     runs_dir = folder or here.settings.runs_dir
@@ -194,10 +197,8 @@ def export_runs(
         Option("--out", "-o", help="output: a file, or a new folder"),
     ],
     format: Annotated[
-        str | None,
-        Option(
-            help="jsonl, parquet, hf, atif, every-eval-ever, eval-results, inspect  [default: from the name]"
-        ),
+        Literal["jsonl", "parquet", "hf", "atif", "every-eval-ever", "eval-results", "inspect"] | None,
+        Option(help="format of the output  [default: from the name]"),
     ] = None,
     tokens: Annotated[bool, Option("--tokens", help="include token ids and log-probabilities")] = False,
 ) -> None:
@@ -286,7 +287,7 @@ def plot(
     metric: Annotated[
         list[str] | None, Option(help="draw only this metric, such as `rewards/won`; repeatable")
     ] = None,
-    across: Annotated[str, Option("-x", help="x-axis: step, rollouts or hours")] = "step",
+    across: Annotated[Across, Option("-x", help="x-axis")] = "step",
 ) -> None:
     """Plot the curves of a training run, or of several training runs on the same axes.
 
@@ -295,12 +296,11 @@ def plot(
     wander runs plot small=runs/A large=runs/B -o comparison.html
     wander runs plot runs/A runs/B --metric reward --metric entropy -x rollouts -o two.png
     """
-    from wander.train.watch.plots import Across, draw_runs, read_plotted
+    from wander.train.watch.plots import draw_runs, read_plotted
 
     from wander_client.runs.lookup import run_folder
 
     output = current().output
-    axis = choose("-x", across, get_args(Across))
     plotted, folders = [], []
     for word in runs:
         name, named, path = word.partition("=")
@@ -314,7 +314,7 @@ def plot(
         )
     files = out or [folders[0] / "learning_curve.svg" if len(runs) == 1 else Path("comparison.svg")]
     title = f"training run {names[0]}" if len(names) == 1 else f"{len(names)} training runs"
-    drawn = draw_runs(plotted, files, title=title, across=axis, metrics=metric or [])
+    drawn = draw_runs(plotted, files, title=title, across=across, metrics=metric or [])
     if not drawn:
         output.note("nothing to plot yet: a curve needs two steps")
     output.answer(

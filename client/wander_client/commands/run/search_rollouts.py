@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.output import counted
-from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from wander_client.terminal.output import Cell
 
-_SHOWS = ("all", "scored", "failed")
+Shown = Literal["all", "scored", "failed"]
 
 
 def search_rollouts(
@@ -31,7 +30,7 @@ def search_rollouts(
     reward_min: Annotated[float | None, Option(help="lowest reward")] = None,
     reward_max: Annotated[float | None, Option(help="highest reward")] = None,
     ended_by: Annotated[str | None, Option(help="stop reason, such as `max_turns`")] = None,
-    only: Annotated[str, Option(metavar="all|scored|failed", help="which rollouts")] = "all",
+    only: Annotated[Shown, Option(help="which rollouts")] = "all",
     limit: Annotated[int, Option(min=1, help="number of runs with matches to show")] = 20,
 ) -> None:
     """Search the rollouts of all runs on the hub that you may see. The newest run is first.
@@ -48,7 +47,6 @@ def search_rollouts(
 
     from wander_client.hub.connection import MOST_PAGES
 
-    choose("--only", only, _SHOWS)
     here = current()
     asked = {
         "text": text,

@@ -33,7 +33,11 @@ def view(
         int | None, Option(min=0, help="for a training run: show only rollouts of this step")
     ] = None,
     sort: Annotated[
-        str | None, Option(help="reward, turns, seconds or tokens; -reward sorts the highest first")
+        str | None,
+        Option(
+            metavar="reward|turns|seconds|tokens",
+            help="order of the rollouts; `-reward` sorts the highest reward first, and so on",
+        ),
     ] = None,
     limit: Annotated[int, Option(min=1, help="rows to show")] = 30,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.context import current
 from wander_client.terminal.command import (
@@ -14,7 +14,6 @@ from wander_client.terminal.command import (
     refuse_options,
 )
 from wander_client.terminal.output import counted
-from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander_client.environments.location import Location
@@ -26,12 +25,8 @@ OPENENV = "openenv"
 def export(
     environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
     to: Annotated[
-        str,
-        Option(
-            "--to",
-            metavar="prime-rl|skyrl|tinker|openenv|harbor",
-            help="trainer, or OpenEnv's or Harbor's format",
-        ),
+        Literal["prime-rl", "skyrl", "tinker", "openenv", "harbor"],
+        Option("--to", help="trainer, or OpenEnv's or Harbor's format"),
     ],
     out: Annotated[Path, Option("-o", "--out", help="new folder for the package or the tasks")],
     argument: EnvironmentArguments = None,
@@ -65,9 +60,8 @@ def export(
     `--to harbor` needs an environment with a shell. Each example becomes a task folder in Harbor's format.
     """
     from wander_client.environments.location import locate, parse_arguments
-    from wander_client.training.export import TRAINERS, write_adapter, write_server
+    from wander_client.training.export import write_adapter, write_server
 
-    choose("--to", to, (*TRAINERS, OPENENV, HARBOR))
     here = current()
     location = locate(here, environment)
     if to == HARBOR:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.commands.train.sft import Overrides
 from wander_client.context import current
@@ -26,7 +26,6 @@ from wander_client.terminal.command import (
     refuse_options,
 )
 from wander_client.terminal.output import counted
-from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from wander_client.training.run import TrainingCommand
 
 
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 _ANYWHERE = ("worker", "worker_token_file")
 """Options that choose where the environment runs. They do not affect the weights."""
 
@@ -52,7 +52,7 @@ def train(
     setting: Overrides = None,
     argument: EnvironmentArguments = None,
     out: Annotated[Path | None, Option("-o", "--out", help="the run's folder")] = None,
-    log: Annotated[list[str] | None, Option(help="log to tensorboard, trackio or wandb; repeatable")] = None,
+    log: Annotated[list[Tracker] | None, Option(help="log the metrics to this, too; repeatable")] = None,
     started_from: Annotated[
         str | None,
         Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
@@ -145,15 +145,12 @@ def _find_started(verify: Path | None, resume: Path | None, *, changes: bool) ->
 
 
 def _overrides(
-    steps: int | None, log: list[str], workers: list[str], token_file: str | None
+    steps: int | None, log: list[Tracker], workers: list[str], token_file: str | None
 ) -> Iterator[str]:
     """Yield the settings of options that stand for one setting."""
-    from wander.train.config import Tracker
-
-    trackers = [choose("--log", word, get_args(Tracker)) for word in log]
     for name, value in (
         ("schedule.steps", steps),
-        ("logging.trackers", trackers),
+        ("logging.trackers", log),
         ("environment.workers", workers),
         ("environment.worker_token_file", token_file),
     ):

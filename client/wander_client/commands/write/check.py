@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines, hide_own
@@ -16,7 +16,6 @@ from wander_client.terminal.command import (
     refuse_options,
 )
 from wander_client.terminal.output import counted
-from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.checks import CheckReport, CheckResult
@@ -37,7 +36,7 @@ def check(
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
     report_format: Annotated[
-        str | None, Option("--report", metavar="openenv", help="print a JSON report in this format")
+        Literal["openenv"] | None, Option("--report", help="print a JSON report in this format")
     ] = None,
 ) -> int:
     """Test an environment for common faults. This does not need a model.
@@ -66,7 +65,6 @@ def check(
 
     output = current().output
     if report_format is not None:
-        choose("--report", report_format, ("openenv",))
         refuse_options("learn", because="is not part of OpenEnv's report")
     policy = choose_policy(
         sandbox, sandbox_limit, default=confines(current().settings, source_spec(environment))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.commands.write.publish import AllowFile
 from wander_client.context import current
@@ -29,7 +29,6 @@ from wander_client.terminal.command import (
     refuse_options,
 )
 from wander_client.terminal.output import counted
-from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -118,10 +117,8 @@ def harbor(
     ],
     out: _ProjectFolder,
     start_from: Annotated[
-        str,
+        Literal["task", "dockerfile", "host"],
         Option(
-            *("--start-from",),
-            metavar="task|dockerfile|host",
             help="default for what boxes start from; an evaluation can change it with -a start_from=...",
         ),
     ] = "task",
@@ -138,7 +135,6 @@ def harbor(
     The command leaves out tasks that need GPUs, several containers or anything else that Wander does not
     support, and prints a warning for each.
     """
-    choose("--start-from", start_from, ("task", "dockerfile", "host"))
     _import_tasks("harbor", source, out, start_from=start_from)
 
 

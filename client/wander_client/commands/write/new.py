@@ -7,9 +7,8 @@ from typing import Annotated
 
 from wander_client.context import current
 from wander_client.names import as_folder, parse_name
-from wander_client.packages.scaffold import KINDS, kinds_help, package_name, write_package
+from wander_client.packages.scaffold import KINDS, KindName, kinds_help, package_name, write_package
 from wander_client.terminal.command import Argument, Command, Option
-from wander_client.terminal.suggestions import choose
 
 _HELP = f"""Create an environment package with a module, a README and a test. It runs without changes.
 
@@ -25,11 +24,10 @@ Kinds:
 
 def new(
     path: Annotated[Path, Argument(help="folder to create; the package is named after it")],
-    kind: Annotated[str, Option(help="kind of environment (see above)")] = "single-turn",
+    kind: Annotated[KindName, Option(help="kind of environment (see above)")] = "single-turn",
 ) -> None:
     """Create an environment package."""
     here = current()
-    choose("--kind", kind, KINDS)
     folder = path.expanduser()
     if folder.name in ("", ".."):
         folder = folder.resolve()

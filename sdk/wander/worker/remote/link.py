@@ -12,6 +12,7 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
 from wander.errors import LoadError, WorkerRefusedToken, WorkerUnreachable, name_option
+from wander.types import start_lower
 from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords
@@ -142,7 +143,7 @@ class RemoteLink:
 def _system_reason(error: OSError) -> str:
     """Return why a connection failed. asyncio puts the address into the text, so use the system's text."""
     if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno).lower()
+        return start_lower(os.strerror(error.errno))
     return error.strerror or str(error) or "no response in time"
 
 
