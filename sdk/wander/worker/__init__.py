@@ -12,9 +12,9 @@ The terms, from the host inwards:
 - *worker*: `python -m wander.worker`. `child/` is its side: the *service* answers the host, and the *watch*
   ends the process if the code of one rollout blocks all others.
 - *note*: memory shared by worker and host, which shows whose code was running when the process ended.
-- *listener*: serves workers to hosts on other machines. `remote/` has its *address*, the *heartbeat*, and the
-  *tunnel* through which OpenAI clients in a worker's code reach the host.
-- *proxy* (`openai_proxy`): answers these clients, with the host's key or from the record.
+- *listener*: serves workers to hosts on other machines. `remote/` has its *address* and the *heartbeat*.
+- *proxy* (`openai_proxy`): answers OpenAI clients in the code of workers on this machine, with the host's key
+  or from the record.
 """
 
 from __future__ import annotations

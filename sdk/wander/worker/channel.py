@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from websockets.asyncio.connection import Connection
@@ -33,13 +33,8 @@ faster than the other side reads has to wait.
 class Channel:
     """One end of a connection. `send` never waits, and `run` writes until the connection ends."""
 
-    def __init__(self, connection: Connection, aside: Callable[[str], None] | None = None) -> None:
-        """Communicate over a connection.
-
-        `aside` receives its text frames, which do not belong to this channel.
-        """
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._aside = aside
         self._waiting: list[bytes] = []
         self._size = 0
         self._awake = asyncio.Event()
@@ -76,12 +71,7 @@ class Channel:
         """Yield every received line until the connection closes for any reason."""
         try:
             while True:
-                frame = await self._connection.recv()
-                if isinstance(frame, str):
-                    if self._aside is not None:
-                        self._aside(frame)
-                        continue
-                    frame = frame.encode()
+                frame = await self._connection.recv(decode=False)
                 for line in frame.split(b"\n"):
                     yield line
         except ConnectionClosed as closed:
@@ -118,7 +108,7 @@ class Channel:
         self._sent.set()
 
 
-async def send_frame(connection: Connection, frame: str | bytes) -> None:
+async def send_frame(connection: Connection, frame: bytes) -> None:
     """Send a frame. A long one is sent in fragments, so that heartbeats can get through."""
     if len(frame) <= 2 * FRAME:
         await connection.send(frame)

@@ -38,7 +38,6 @@ from wander.worker.host.link import LocalLink, WorkerOptions
 from wander.worker.host.session import CLOSE_SECONDS, EXIT_SECONDS
 from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, WorkerRefused, to_worker
 from wander.worker.remote.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartbeat, keep_alive
-from wander.worker.remote.tunnel import WorkerEnd
 
 _REASON_BYTES = 120
 """Maximum size of a close reason. A websocket's close frame holds at most 123 bytes."""
@@ -154,18 +153,9 @@ class Listener:
     async def _worker(self, host: ServerConnection) -> str:
         """Run a worker for the host. Return how it ended by itself, or "" if the host ended it."""
         options = self._options
-        calls = await WorkerEnd.open(host)
-        # An environment with a key or address of this machine calls that endpoint directly.
-        variables = {} if calls.variables.keys() & set(options.environ) else calls.variables
-        started = WorkerOptions(
-            None, Load(), options.environ, options.log_path, startup_timeout=0.0, variables=variables
-        )
-        try:
-            link = await LocalLink.open(started)
-        except BaseException:
-            await calls.close()
-            raise
-        passing = asyncio.create_task(self._pass_on(host, link, calls))
+        started = WorkerOptions(None, Load(), options.environ, options.log_path, startup_timeout=0.0)
+        link = await LocalLink.open(started)
+        passing = asyncio.create_task(self._pass_on(host, link))
         exited = asyncio.create_task(link.process.wait())
         gone = asyncio.create_task(host.wait_closed())
         try:
@@ -178,7 +168,6 @@ class Listener:
             for task in (passing, gone):
                 task.cancel()
             await asyncio.gather(passing, gone, return_exceptions=True)
-            await calls.close()
             # A worker without a connection tears its environment down if it still can.
             closing = asyncio.create_task(link.disconnect())
             await link.process.end(grace=EXIT_SECONDS if exited.done() else CLOSE_SECONDS)
@@ -191,7 +180,7 @@ class Listener:
         details = {"ending": link.process.ending(), "where": words.where[:_WHERE_LETTERS]}
         return words.model_copy(update=details).model_dump_json(exclude_defaults=True)
 
-    async def _pass_on(self, host: ServerConnection, link: LocalLink, calls: WorkerEnd) -> None:
+    async def _pass_on(self, host: ServerConnection, link: LocalLink) -> None:
         """Forward messages in both directions until one side closes its connection."""
         worker = await link.wait_for_connection()
         waiting: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
@@ -204,13 +193,10 @@ class Listener:
                 return
             await worker.send(answer)
             while True:
-                frame = await host.recv()
-                if isinstance(frame, str):
-                    calls.receive(frame)
-                elif waiting.full():
+                frame = await host.recv(decode=False)
+                if waiting.full():
                     raise ConfigError(f"the host is {_MOST_WAITING:,} messages ahead of its worker")
-                else:
-                    waiting.put_nowait(frame)
+                waiting.put_nowait(frame)
 
         async def to_the_worker() -> None:
             while True:

@@ -41,7 +41,7 @@ UNATTRIBUTED = "UnattributedCall"
 Abandon = Callable[[str, str], None]
 """Callback that ends a rollout whose code gets no response. Takes the type of its failure and the reason."""
 MOST_CONNECTIONS = 256
-"""Maximum number of open connections of a sandbox, or of a worker on another machine."""
+"""Maximum number of open connections of a sandbox."""
 
 
 @dataclass
@@ -100,7 +100,8 @@ class OpenAIProxy:
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables that point the worker's clients to this endpoint."""
-        return token_variables(self.address, self._token)
+        host, port = self.address
+        return {BASE_VARIABLE: f"http://{host}:{port}/v1", KEY_VARIABLE: self._token}
 
     def take(self, connection: socket.socket) -> None:
         """Also serve a connected socket, for a worker that cannot reach any address."""
@@ -109,20 +110,6 @@ class OpenAIProxy:
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
-
-    async def answer(self, method: str, path: str, body: bytes, rollout_id: str) -> tuple[int, str]:
-        """Return the status and JSON for an authenticated request of a worker's code."""
-        path = path.removeprefix("/v1/").strip("/")
-        if method != "POST" or path not in _PATHS:
-            return 404, refusal(f"the host accepts only POST {', '.join(_PATHS)}")
-        try:
-            request = json.loads(body)
-        except ValueError:
-            return 400, refusal("the request is not JSON")
-        if not isinstance(request, dict) or request.get("stream"):
-            return 400, refusal("the host records whole responses: send the request without `stream`")
-        status, response = await self._call(path, request, rollout_id)
-        return status, json.dumps(response)
 
     def begin(
         self,
@@ -181,11 +168,27 @@ class OpenAIProxy:
         await asyncio.get_running_loop().connect_accepted_socket(server, connection)
 
     async def _handle_request(self, request: web.BaseRequest) -> web.StreamResponse:
+        from aiohttp import web
+
+        status, response = await self._answer(request)
+        # The host has already waited as long as it makes sense. OpenAI's clients read this header.
+        headers = {"x-should-retry": "false"} if status == 429 else None
+        return web.json_response(response, status=status, headers=headers)
+
+    async def _answer(self, request: web.BaseRequest) -> tuple[int, Any]:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self._token.encode()):
-            return as_response(401, TOKEN_REFUSED)
-        rollout_id = request.headers.get(HEADER, "")
-        return as_response(*await self.answer(request.method, request.path, await request.read(), rollout_id))
+            return 401, _error("the token is wrong for this endpoint")
+        path = request.path.removeprefix("/v1/").strip("/")
+        if request.method != "POST" or path not in _PATHS:
+            return 404, _error(f"the host accepts only POST {', '.join(_PATHS)}")
+        try:
+            body = json.loads(await request.read())
+        except ValueError:
+            return 400, _error("the request is not JSON")
+        if not isinstance(body, dict) or body.get("stream"):
+            return 400, _error("the host records whole responses: send the request without `stream`")
+        return await self._call(path, body, request.headers.get(HEADER, ""))
 
     async def _call(self, path: str, body: dict[str, Any], rollout_id: str) -> tuple[int, Any]:
         """Handle a call from the record or from upstream, and record the response."""
@@ -269,26 +272,3 @@ async def _wait_for_the_end() -> NoReturn:
 
 def _error(message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "wander_host", "code": None}}
-
-
-def refusal(message: str) -> str:
-    """Return an error in JSON, in the format of OpenAI's clients."""
-    return json.dumps(_error(message))
-
-
-TOKEN_REFUSED = refusal("the token is wrong for this endpoint")
-
-
-def token_variables(address: tuple[str, int], token: str) -> dict[str, str]:
-    """Return the environment variables that point OpenAI's clients to an address."""
-    host, port = address
-    return {BASE_VARIABLE: f"http://{host}:{port}/v1", KEY_VARIABLE: token}
-
-
-def as_response(status: int, body: str) -> web.StreamResponse:
-    """Return a JSON response for a request."""
-    from aiohttp import web
-
-    # The host has already waited as long as it makes sense. OpenAI's clients read this header.
-    headers = {"x-should-retry": "false"} if status == 429 else None
-    return web.json_response(text=body, status=status, headers=headers)

@@ -5,10 +5,6 @@ waiting when it was sent. The first message is the worker's `Hello`. The host re
 with `WorkerRefused`. Otherwise it sends `Load`, answered by `EnvironmentLoaded` or `LoadFailed`, and then any
 number of concurrent requests, which are matched by `id`. The worker requests completions with `Complete`: the
 host makes every model call, so no key enters the worker.
-
-All of these are binary frames. Between a host and a listener (`wander.worker.listener`), each text frame is
-one `OutsideCall` or `OutsideAnswer`. The listener sends and reads these itself. Its worker's process never
-sees them.
 """
 
 from __future__ import annotations
@@ -317,26 +313,6 @@ class Close(Record):
     """Host: tear the environment down and exit."""
 
     type: Literal["close"] = "close"
-
-
-class OutsideCall(Record):
-    """Listener: worker code calls another model with its own OpenAI client."""
-
-    id: int
-    method: str
-    path: str
-    body: str
-    rollout_id: str
-    """Id of the rollout that makes the call, or empty."""
-
-
-class OutsideAnswer(Record):
-    """Host: the answer of its endpoint."""
-
-    id: int
-    status: int
-    body: str
-    """Body as JSON."""
 
 
 ToWorker = Annotated[

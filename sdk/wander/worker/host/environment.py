@@ -22,7 +22,6 @@ from wander.worker.host.session import WorkerLost
 from wander.worker.openai_proxy import CallCount, OpenAIProxy
 from wander.worker.protocol import MESSAGE_LIMIT, Load
 from wander.worker.remote.address import WorkerPlace
-from wander.worker.remote.tunnel import AnswerCall
 
 if TYPE_CHECKING:
     from wander.sandbox.visible import Runtime
@@ -121,8 +120,7 @@ class WorkerEnvironment(EnvironmentHandle):
         if sandbox is not None:
             options = replace(options, sandbox=_sandbox(sandbox, proxy, runtime, surroundings))
         try:
-            all_options = _worker_options(options, workers, addresses, proxy.answer)
-            pool = await WorkerPool.start(all_options, restarts)
+            pool = await WorkerPool.start(_worker_options(options, workers, addresses), restarts)
         except BaseException:
             await proxy.close()
             raise
@@ -262,7 +260,7 @@ def _sandbox(
 
 
 def _worker_options(
-    options: WorkerOptions, workers: int, addresses: Sequence[WorkerPlace], answer: AnswerCall
+    options: WorkerOptions, workers: int, addresses: Sequence[WorkerPlace]
 ) -> list[WorkerOptions]:
     """Return the options of every worker."""
     if workers < 1:
@@ -277,5 +275,5 @@ def _worker_options(
     # Only the name of a folder is sent, to be compared with the folder that is served there.
     path = options.load.path
     load = options.load.model_copy(update={"path": None if path is None else Path(path).name})
-    places = [replace(options, load=load, address=address, answer_call=answer) for address in addresses]
+    places = [replace(options, load=load, address=address) for address in addresses]
     return [places[number % len(places)] for number in range(max(workers, len(places)))]

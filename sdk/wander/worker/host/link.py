@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,6 @@ from wander.worker.remote.address import WorkerPlace
 
 if TYPE_CHECKING:
     from wander.worker.process.sandboxed import Sandbox
-    from wander.worker.remote.tunnel import AnswerCall
 
 T = TypeVar("T")
 
@@ -52,10 +51,8 @@ class WorkerOptions:
     """Additional environment variables for the worker."""
     sandbox: Sandbox | None = None
     address: WorkerPlace | None = None
-    """Address of a listening worker to use instead of starting one. Then only `load`, `startup_timeout` and
-    `answer_call` matter."""
-    answer_call: AnswerCall | None = None
-    """Callback that answers OpenAI clients of code on another machine. None leaves them without an answer."""
+    """Address of a listening worker to use instead of starting one. Then only `load` and
+    `startup_timeout` matter."""
     notices: Notices | None = None
     """Receiver of reports about rollouts without progress. `load` holds the number of seconds."""
 
@@ -70,9 +67,6 @@ def make_socket_folder() -> LockedFolder:
 
 class LocalLink:
     """A local worker process and its connection. Created by `open`, ended by `close`."""
-
-    aside: Callable[[str], None] | None = None
-    """Handler of text frames, or None, because a local worker sends no text frames."""
 
     def __init__(self, folder: LockedFolder, message_limit: int) -> None:
         self._folder = folder

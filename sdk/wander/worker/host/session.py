@@ -160,12 +160,11 @@ class WorkerSession:
                 await options.address.find(),
                 message_limit=options.load.message_limit,
                 seconds=options.startup_timeout,
-                answer=options.answer_call,
             )
         session: WorkerSession | None = None
         try:
             async with asyncio.timeout(options.startup_timeout):
-                channel = Channel(await link.wait_for_connection(), link.aside)
+                channel = Channel(await link.wait_for_connection())
                 session = cls(options, channel, link.process)
                 info = await until_ended(link.process, session._load())
                 if info is None:

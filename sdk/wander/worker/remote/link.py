@@ -18,7 +18,6 @@ from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords
 from wander.worker.remote.address import WorkerAddress
 from wander.worker.remote.heartbeat import PING_SECONDS, SILENT_PINGS, heartbeat, keep_alive
-from wander.worker.remote.tunnel import AnswerCall, HostEnd
 
 _CONNECT_SECONDS = 20.0
 
@@ -71,25 +70,17 @@ class RemoteProcess(WorkerProcess):
 class RemoteLink:
     """A connection to a listening worker. Created by `open`, ended by `close`."""
 
-    def __init__(
-        self, connection: ClientConnection, address: WorkerAddress, answer: AnswerCall | None
-    ) -> None:
+    def __init__(self, connection: ClientConnection, address: WorkerAddress) -> None:
         self._connection = connection
         self.process = RemoteProcess(connection, address)
-        self._calls = None if answer is None else HostEnd(connection, answer)
-        self.aside = None if self._calls is None else self._calls.receive
-        """Handler of text frames, which carry the listener's own requests."""
         self._heart = asyncio.create_task(self._beat())
 
     @classmethod
-    async def open(
-        cls, address: WorkerAddress, *, message_limit: int, seconds: float, answer: AnswerCall | None = None
-    ) -> RemoteLink:
+    async def open(cls, address: WorkerAddress, *, message_limit: int, seconds: float) -> RemoteLink:
         """Connect to a worker.
 
         Raises `WorkerUnreachable` if no worker responds, `WorkerRefusedToken` if the worker rejects the
-        token, and another `LoadError` if something else responds. `answer` is called for OpenAI clients in
-        the worker's code.
+        token, and another `LoadError` if something else responds.
         """
         headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
         most = {"max_size": message_limit + FRAME}
@@ -113,7 +104,7 @@ class RemoteLink:
                 f"no worker responds at `{address}`: {reason}", hint=_start(address)
             ) from error
         keep_alive(connection)
-        return cls(connection, address, answer)
+        return cls(connection, address)
 
     async def wait_for_connection(self) -> Connection:
         """Return the connection."""
@@ -131,8 +122,6 @@ class RemoteLink:
         """Close the connection."""
         self._heart.cancel()
         await asyncio.gather(self._heart, return_exceptions=True)
-        if self._calls is not None:
-            await self._calls.close()
         await self._connection.close()
 
     async def _beat(self) -> None:
