@@ -23,8 +23,8 @@ from wander.types import EnvironmentInfo, Example, Message, Rollout, SamplingArg
 from wander.version import __version__
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest, VersionDetail
 
-_OF_VERIFIERS = "results.jsonl"
-"""File whose reader is in `wander-compat`."""
+_READERS = {"results.jsonl": ("verifiers", "wander-compat"), "*.eval": ("Inspect", "wander-integrations")}
+"""Other library and distribution of a reader, by the name of its entry point."""
 UNKNOWN = "unknown"
 """Value of a required field that the other library did not record."""
 
@@ -157,6 +157,7 @@ def read_results(path: Path) -> ForeignRun:
             return foreign
     known = [reader.name for reader in readers]
     hint = "name the file or the folder of one evaluation"
-    if _OF_VERIFIERS not in known:
-        hint += f"; for results of verifiers, run `{install_command('wander-compat')}`"
+    for name, (library, distribution) in _READERS.items():
+        if name not in known:
+            hint += f"; for results of {library}, run `{install_command(distribution)}`"
     raise RunError(f"`{path}` contains none of {', '.join(f'`{name}`' for name in known)}", hint=hint)

@@ -197,9 +197,9 @@ def results(
     wander env import results logs/2026-01-02T03-04-05_gsm8k.eval
 
     Reads `metadata.json` and `results.jsonl` of verifiers (of all its versions), `traces.jsonl` of
-    verifiers.v1, `.eval` logs of Inspect, and `UUID_samples.jsonl` of Every Eval Ever. The notes in the
-    run's manifest say which data the files lack. Failed rollouts get no reward, even if the file has one. If
-    you post such a run, its level is `claimed`.
+    verifiers.v1, and with wander-integrations `.eval` logs of Inspect and `UUID_samples.jsonl` of Every Eval
+    Ever. The notes in the run's manifest say which data the files lack. Failed rollouts get no reward, even
+    if the file has one. If you post such a run, its level is `claimed`.
     """
     from wander.evals.foreign_run import import_results
 

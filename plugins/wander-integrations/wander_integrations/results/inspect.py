@@ -18,7 +18,6 @@ from typing import IO, Any
 
 import zstandard
 from pydantic import ValidationError
-
 from wander.clients.completions import total_usage
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
