@@ -100,7 +100,6 @@ PAGES = {
     "the API in it": "/docs/api/http",
     "API viewer": "/openapi",
     "llms.txt": "/llms.txt",
-    "badge": "/admin/say-env/badge.svg",
 }
 RATED = ("first page", "environment", "leaderboard", "runs")
 ROUNDS, SECONDS = 3, 2

@@ -124,8 +124,7 @@ def assert_whole_and_inert(answer):
     assert policy.endswith("; script-src http://hub.test/static/; connect-src 'self'")
     tags = parsed(answer)
     names = {tag for tag, _ in tags.seen}
-    assert not names & {"iframe", "object", "style"}
-    assert all(one["src"].endswith("/badge.svg") for tag, one in tags.seen if tag == "img")
+    assert not names & {"iframe", "object", "style", "img"}
     scripts = [attributes for tag, attributes in tags.seen if tag == "script"]
     assert all(one["src"].startswith("http://hub.test/static/") for one in scripts)
     assert answer.text.count("></script>") == len(scripts), "none has a text of its own"

@@ -1,11 +1,10 @@
-"""What programs read beside the API: the badge, llms.txt, and the descriptions of pages."""
+"""What programs read beside the API: llms.txt, and the descriptions of pages."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from datetime import timedelta
-from xml.etree import ElementTree
 
 from sqlalchemy import select
 from wander_hub.database import now
@@ -17,20 +16,7 @@ HTML = {"Accept": "text/html"}
 HOSTILE = 'A "><script>alert(1)</script> summary\u202e'
 
 
-async def test_a_badge_shows_the_best_result(hub, make_wheel, run_of):
-    sha256 = await hub.publish(make_wheel())
-    badge = await hub.client.get("/alice/reverse-text/badge.svg")
-    assert (badge.headers["content-type"], "no result yet" in badge.text) == ("image/svg+xml", True)
-    manifest, rollouts = run_of(sha256, reward=0.75)
-    assert (await hub.post_run(manifest, rollouts)).status_code == 201
-    drawn = ElementTree.fromstring((await hub.client.get("/alice/reverse-text/badge.svg")).text)
-    texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts == ["alice/reverse-text", "0.75 complete"]
-    page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
-    assert "badge.svg)](http://hub.test/alice/reverse-text)" in page
-
-
-async def test_public_pages_are_in_the_sitemap(hub, make_wheel):
+async def test_llms_txt_lists_only_public_environments(hub, make_wheel):
     await hub.publish(make_wheel(summary=HOSTILE))
     spec = make_wheel(name="secret", files={"secret.py": b"def load_environment(): ...\n"})
     answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
@@ -41,9 +27,6 @@ async def test_public_pages_are_in_the_sitemap(hub, make_wheel):
     line = '- [alice/reverse-text](http://hub.test/alice/reverse-text): A "><script>alert(1)</script> summary'
     assert line in text.splitlines()
     assert "secret" not in text
-    badge = "/alice/secret/badge.svg"
-    assert (await hub.client.get(badge)).status_code == 404
-    assert (await hub.client.get(badge, headers=hub.auth())).headers["cache-control"].startswith("private")
 
 
 async def test_a_page_describes_itself_in_words_that_cannot_act(hub, make_wheel, run_of):
