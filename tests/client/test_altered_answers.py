@@ -47,7 +47,7 @@ COMMANDS: list[list[str]] = [
     ["env", "info", "admin/say-env"],
     ["env", "info", "admin/say-env@0.1.0"],
     ["env", "fork", "admin/say-env", "./forked"],
-    ["env", "board", "list", "admin/say-env"],
+    ["env", "board", "admin/say-env", "x", "--pin"],
     ["env", "owner", "list", "admin/say-env"],
     ["env", "owner", "add", "admin/say-env", "bob"],
     ["env", "yank", "admin/say-env@0.1.0"],

@@ -1,4 +1,4 @@
-"""`wander env board`: boards arranged and runs kept off them, against the real hub application."""
+"""`wander env board`: how boards are shown, against the real hub application."""
 
 from __future__ import annotations
 
@@ -25,37 +25,33 @@ def room(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
 
 
 def names(room: HubRoom) -> list[str]:
-    listed = room.wander("env", "board", "list", NAME, "--json")
-    assert listed.status == 0, listed.err
-    return [one["board"] for one in listed.data]
+    shown = room.wander("leaderboard", NAME, "--json")
+    assert shown.status == 0, shown.err
+    return [shown.data["board"], *(one["board"] for one in shown.data["others"])]
 
 
-def test_boards_are_listed_edited_and_reset(room: HubRoom) -> None:
+def test_boards_are_changed(room: HubRoom) -> None:
     busy, other = names(room)
     columns = "model,rank,reward,interval,metric:right,level"
-    done = room.wander("env", "board", "edit", NAME, other, "--title", "Short", "--columns", columns, "--pin")
+    done = room.wander("env", "board", NAME, other, "--title", "Short", "--columns", columns, "--pin")
     assert done.status == 0, done.err
     assert done.out.splitlines()[1:] == ['title      "Short"', "pinned     yes"]
     assert names(room) == [other, busy], "the pinned one comes first"
-    more = room.wander("env", "board", "edit", NAME, other[:5], "--description", "Two examples.", "--json")
+    more = room.wander("env", "board", NAME, other[:5], "--description", "Two examples.", "--json")
     assert (more.data["title"], more.data["pinned"]) == ("Short", True), "what is not named stays"
     shown = room.wander("leaderboard", NAME, "--json").data
     assert (shown["description"], shown["columns"]) == ("Two examples.", columns.split(","))
-    row = room.wander("env", "board", "list", NAME).out.splitlines()[1].split("\t")
-    assert row[:5] == [other, "yes", "1", "1", "Short"]
-    usual = room.wander("env", "board", "edit", NAME, other, "--columns", "usual", "--no-pin")
+    usual = room.wander("env", "board", NAME, other, "--columns", "usual", "--no-pin")
     assert usual.status == 0, usual.err
     assert names(room) == [busy, other]
-    assert room.wander("env", "board", "reset", NAME, other).status == 0
+    assert room.wander("env", "board", NAME, other, "--title", "").status == 0
     assert room.wander("leaderboard", NAME, "--board", other, "--json").data["title"] == ""
 
 
 def test_boards_show_the_columns_that_the_owner_chose(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     board = names(room)[0]
     columns = "level,model,reward,metric:right,interval,rank,examples"
-    done = room.wander(
-        "env", "board", "edit", NAME, board, "--columns", columns, "--description", "Short words."
-    )
+    done = room.wander("env", "board", NAME, board, "--columns", columns, "--description", "Short words.")
     assert done.status == 0, done.err
     plain = room.wander("leaderboard", NAME, "--board", board)
     assert plain.out.startswith("rank_low\trank_high\tmodel\tname\treward_mean\t"), (
@@ -104,28 +100,12 @@ def test_an_unknown_board_is_not_found(room: HubRoom) -> None:
         (("--columns", "rank,model"), "a board always shows"),
         (("--title", "x" * 101), "`title`"),
     ):
-        done = room.wander("env", "board", "edit", NAME, board, *words)
+        done = room.wander("env", "board", NAME, board, *words)
         assert (done.status, said in done.err) == (2, True), done.err
-    missing = room.wander("env", "board", "edit", NAME, "zzz", "--pin")
+    missing = room.wander("env", "board", NAME, "zzz", "--pin")
     assert missing.status == 3
     assert "has no board `zzz`" in missing.err
-    assert room.wander("env", "board", "list", f"{NAME}@9.9").status == 3
-
-
-def test_a_run_is_hidden_with_a_reason_and_then_shown_again(room: HubRoom) -> None:
-    busy = names(room)[0]
-    assert room.wander("env", "board", "hide", "runs/good").status == 2
-    assert room.wander("env", "board", "hide", "runs/good", "--reason", "  ").status == 2
-    hidden = room.wander("env", "board", "hide", "runs/good", "--reason", "it read the answers")
-    assert hidden.status == 0, hidden.err
-    assert "it read the answers" in hidden.out
-    board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
-    assert [row["model"] for row in board["rows"]] == ["bad"]
-    again = room.wander("env", "board", "unhide", board["hidden"][0]["run_id"])
-    assert again.out.startswith("shown again: http")
-    assert room.wander("env", "board", "unhide", "runs/good").status == 3
-    board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
-    assert [row["model"] for row in board["rows"]] == ["good", "bad"]
+    assert room.wander("env", "board", f"{NAME}@9.9", board, "--pin").status == 3
 
 
 def test_runs_with_equal_answers_are_folded_unless_the_owner_unfolds_them(room: HubRoom, home: Path) -> None:
@@ -142,7 +122,7 @@ def test_runs_with_equal_answers_are_folded_unless_the_owner_unfolds_them(room: 
     assert rows() == {posted[0]: 1}
     shown = room.wander("leaderboard", NAME, "--board", busy)
     assert "`first` also represents `renamed`" in shown.err, "who looks for a model finds it"
-    assert room.wander("env", "board", "edit", NAME, busy, "--no-fold").status == 0
+    assert room.wander("env", "board", NAME, busy, "--no-fold").status == 0
     assert rows() == dict.fromkeys(posted, 0)
 
 

@@ -102,9 +102,9 @@ def test_subcommands_of_runs_are_listed_in_the_order_of_use(wander: Wander) -> N
 
 
 def test_an_error_of_a_subcommand_points_to_its_help(wander: Wander) -> None:
-    result = wander("env", "board", "hide", "RUN")
+    result = wander("runs", "withdraw", "RUN")
     assert (result.status, "missing option `--reason`" in result.err) == (2, True)
-    assert "hint: run `wander env board hide --help`" in result.err
+    assert "hint: run `wander runs withdraw --help`" in result.err
 
 
 def test_a_value_outside_of_the_choices_is_explained(wander: Wander) -> None:

@@ -43,7 +43,7 @@ def test_the_first_word_is_a_command_or_a_group() -> None:
 
 def test_groups_complete_their_subcommands() -> None:
     assert words("wander runs re") == ["report", "replay", "rerun", "regrade", "rename"]
-    assert words("wander env board h") == ["hide"]
+    assert words("wander env owner re") == ["remove", "rename"]
     assert words("wander --json auth token ") == ["new", "list", "revoke"]
 
 

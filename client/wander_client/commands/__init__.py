@@ -104,7 +104,7 @@ COMMANDS: dict[str, Entry] = {
     "env import": Entry("write.import_:app", "import environments and results from other libraries"),
     "env export": Entry("train.export:export", "package an environment for another trainer"),
     "env owner": Entry("account.owner:app", "manage roles, transfers, names and visibility"),
-    "env board": Entry("run.board:app", "edit an environment's boards and hide runs"),
+    "env board": Entry("run.board:edit_board", "change how an environment's board is shown"),
     "model new": Entry("train.model:new_model", "create an untrained model for an environment"),
     "model pull": Entry("train.model:pull", "download a model from the hub, or SmolLM2"),
     "model tools": Entry("train.model:tools", "add tool support to a model's chat template"),

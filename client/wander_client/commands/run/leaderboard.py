@@ -29,7 +29,7 @@ def leaderboard(
         str | None, Option(metavar="DIGEST", help="show the board of the task set with this digest")
     ] = None,
     board: Annotated[
-        str | None, Option(metavar="NAME", help="show this board (`wander env board list` shows the names)")
+        str | None, Option(metavar="NAME", help="show this board (the end of the list names the others)")
     ] = None,
     all_runs: Annotated[
         bool, Option("--all", help="show all runs, not only the first per model and account")
