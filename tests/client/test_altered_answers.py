@@ -88,7 +88,6 @@ COMMANDS: list[list[str]] = [
     ["eval", "admin/say-env", "-m", "scripted:say", "-n", "1"],
     ["train", "admin/say-env", "--model", "admin/tiny", "--dry-run"],
     ["worker", "admin/say-env"],
-    ["env", "lock", "admin/say-env@0.1.0"],
     ["seal", "create", "admin/say-env@0.1.0", "./examples.jsonl", "--opens", "2030-01-01"],
     ["seal", "show", "admin/say-env"],
     ["seal", "play", "admin/say-env", "-m", "x", "-b", "https://api.example.com/v1"],

@@ -120,7 +120,7 @@ def test_commands_for_sources_accept_a_folder_name(
 ) -> None:
     (home / "environments" / "mine").mkdir(parents=True)
     away = ("--hub", "http://127.0.0.1:1")
-    for command in (["check"], ["env", "lock"], ["publish"]):
+    for command in (["check"], ["publish"]):
         refused = wander(*command, "environments/mine", *away)
         assert refused.status != 5, "no hub is asked"
         assert "environments/mine" in refused.err

@@ -66,7 +66,6 @@ def test_commands_announce_a_build_before_it_starts(put: str, folder: Path, wand
     PUTS[put](folder / "data.bin")
     for words in (
         ("publish", "./say-env", "--dry-run"),
-        ("env", "lock", "./say-env"),
         ("env", "import", "path", "./say-env", "--dry-run", "--owner", "me", "--no-sandbox"),
     ):
         ended = wander(*words, "--json")

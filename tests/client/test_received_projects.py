@@ -77,7 +77,6 @@ COMMANDS = (
     ("publish", "./say-env", "--dry-run"),
     ("check", "./say-env"),
     ("env", "import", "path", "./say-env", "--dry-run", "--owner", "me"),
-    ("env", "lock", "./say-env"),
 )
 READ_BY_ALL = ["a FIFO", "a link to a device", "deep", "digits", "project is a list", "dynamic is a number"]
 """Projects that every command reads here. For the others one command is enough: all call `read_project`."""

@@ -41,7 +41,6 @@ REFUSED = [
     ("`--near` drops duplicates", ("runs", "data", "mine", "-o", "x", "--near", "--keep-repeats")),
     ("`--days` cannot be used with", ("auth", "token", "new", "ci", "--days", "3", "--never-expires")),
     ("`--wait` requires `--token-file`", ("login", "--token-stdin", "--wait", "3")),
-    ("`--owner` applies to a folder", ("env", "lock", "acme/wordle@1.0", "--owner", "bob")),
     (
         "`--exclude-newer` applies to the lock",
         ("publish", "say-env", "--no-lock", "--exclude-newer", "2026-01-01"),

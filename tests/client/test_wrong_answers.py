@@ -26,7 +26,6 @@ ASKING = (
     ["env", "info", "admin/say-env@0.1.0"],
     ["env", "fork", "admin/say-env@0.1.0", "--name", "mine"],
     ["eval", "admin/say-env@0.1.0", "-m", "scripted:say_env:solver"],
-    ["env", "lock", "admin/say-env@0.1.0"],
 )
 
 

@@ -187,7 +187,7 @@ async def test_incompatible_locks_are_rejected_with_the_reason(hub, make_wheel):
         answer = await put(hub, lock)
         assert (answer.status_code, answer.json()["code"]) == (422, code), (name, answer.text)
         assert reason in answer.json()["detail"], (name, answer.text)
-        assert "wander env lock" in answer.json()["hint"]
+        assert "wander publish" in answer.json()["hint"]
     for name, body in {"bytes": b"\xff\xfe", "prose": b"a lock", "nothing": b""}.items():
         answer = await put(hub, body)
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_lock"), (name, answer.text)

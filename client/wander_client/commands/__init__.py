@@ -96,7 +96,6 @@ COMMANDS: dict[str, Entry] = {
     "env info": Entry("find.search:info", "show an environment or a version"),
     "env list": Entry("find.install:list_installed", "list installed environments"),
     "env uninstall": Entry("find.install:uninstall", "remove an installed environment"),
-    "env lock": Entry("write.lock:lock", "lock the packages of a version"),
     "env yank": Entry("write.status:yank", "exclude a version from new installations"),
     "env deprecate": Entry("write.status:deprecate", "mark an environment as deprecated or archived"),
     "env delete": Entry("write.status:delete", "delete a version or an environment from the hub"),

@@ -1,7 +1,7 @@
 """Decide whether foreign code runs in the sandbox and whether packages are built, from flags and settings.
 
 Every command that runs such code uses this module: `eval` with suites, `play`, `check`, `train`, `sft`,
-`runs replay`, `runs rerun`, `publish`, `env lock`, `env import`, `worker`, and the Python API.
+`runs replay`, `runs rerun`, `publish`, `env import`, `worker`, and the Python API.
 """
 
 from __future__ import annotations

@@ -216,12 +216,6 @@ class HubApi:
         with self._stream(url) as answer:
             return b"".join(answer.pieces(most))
 
-    def attach_lock(self, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
-        """Attach a `pylock.toml` to a published version."""
-        path = environment_path(owner, name, "versions", version, "pylock.toml")
-        headers = {"Content-Type": "application/toml"}
-        return self._parse(self._send("PUT", path, content=content, headers=headers), VersionDetail)
-
     def download(
         self,
         url: str,

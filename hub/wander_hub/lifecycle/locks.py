@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from packaging.pylock import Package
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_HINT = "create a valid lock with `wander env lock`"
+_HINT = "publish with `wander publish`, which creates a valid lock"
 
 
 @lru_cache(128)
@@ -216,7 +216,7 @@ def find(session: Session, owner: str, name: str, version: str) -> VersionDocume
     if lock is not None and service.list_offered_files(environment, locked):
         return lock
     label = f"{environment.label}@{locked.version}"
-    hint = f"create a lock with `wander env lock {label}`; `--attach` adds it to the version"
+    hint = "publish the next version with `wander publish`, which creates a lock"
     raise HubProblem(404, "lock_not_found", f"`{label}` has no lock", hint=hint)
 
 

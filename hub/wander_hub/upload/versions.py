@@ -154,7 +154,7 @@ VERSIONS = transfers.TransferRules("versions", _admit, _finish, _describe)
 def _check_lock(context: Context, lock: bytes, packages: Sequence[Package]) -> None:
     wheels = [package for package in packages if package.kind == "wheel"]
     if not wheels:
-        hint = "upload the wheel too, or attach the lock to the version: `wander env lock NAME --attach`"
+        hint = "upload the wheel too"
         raise HubProblem(422, "lock_mismatch", "a lock must be uploaded together with its wheel", hint=hint)
     first, held = wheels[0], {wheel.filename: wheel.sha256 for wheel in wheels}
     locks.check(lock, locks.LockedVersion(first.name, first.version, first.requires_dist, held), context)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from wander_client.commands.write.lock import ExcludeNewer, KeepHosts
 from wander_client.context import current
 from wander_client.environments.sandbox import (
     BuildFlag,
@@ -16,7 +15,7 @@ from wander_client.environments.sandbox import (
     choose_policy,
 )
 from wander_client.errors import Interrupted
-from wander_client.terminal.command import Argument, Option, refuse_options
+from wander_client.terminal.command import Argument, Option, refuse_options, require_date
 
 if TYPE_CHECKING:
     from wander_client.packages.publish import PublishedFolder
@@ -26,6 +25,23 @@ AllowFile = Annotated[
     list[str] | None,
     Option(
         "--allow-file", metavar="NAME", help="publish this file even if it looks like a secret; repeatable"
+    ),
+]
+ExcludeNewer = Annotated[
+    str | None,
+    Option(
+        "--exclude-newer",
+        metavar="DATE",
+        help="ignore packages that were uploaded after this time",
+        callback=require_date,
+    ),
+]
+KeepHosts = Annotated[
+    list[str] | None,
+    Option(
+        "--keep-host",
+        metavar="HOST",
+        help="keep the URLs of files on this host in the lock, instead of writing PyPI's; repeatable",
     ),
 ]
 
