@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from importlib.util import find_spec
 from ipaddress import ip_network
 from pathlib import Path
@@ -314,3 +315,15 @@ class Settings(BaseSettings):
     def audience(self) -> str | None:
         """Required audience of identity tokens; None if neither it nor the hub's public address is set."""
         return self.oidc_audience or (urlsplit(self.public_url).netloc if self.public_url else None)
+
+
+class NoHub(Exception):
+    """No hub exists at the configured location; `hint` suggests what to do."""
+
+    def __init__(self, settings: Settings) -> None:
+        where = "the configured database" if settings.database_url else f"`{settings.data}`"
+        super().__init__(f"there is no hub in {where}")
+        at = "" if settings.database_url else f" --data {shlex.quote(str(settings.data))}"
+        self.hint = (
+            f"check `--data` and `WANDER_HUB_DATABASE_URL`, or start a hub there with `wander-hub serve{at}`"
+        )

@@ -126,7 +126,8 @@ def _explain_failure(error: Exception) -> tuple[str, str | None, int] | None:
 
     from wander_hub.database import UnreleasedDatabase
     from wander_hub.http.problems import HubProblem
-    from wander_hub.server.data_folder import DataFolderInUse, NoHub
+    from wander_hub.server.data_folder import DataFolderInUse
+    from wander_hub.settings import NoHub
     from wander_hub.storage import ForeignFolder
 
     if isinstance(error, HubProblem):

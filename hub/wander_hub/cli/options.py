@@ -17,8 +17,7 @@ from sqlalchemy.orm import Session
 from wander_hub.audit import Origin, recorded
 from wander_hub.database import Database, Result
 from wander_hub.identity import HUB
-from wander_hub.server.data_folder import NoHub
-from wander_hub.settings import Settings
+from wander_hub.settings import NoHub, Settings
 from wander_hub.storage import folder_mode, make_data_folder
 
 data_option = click.option(

@@ -6,7 +6,6 @@ import asyncio
 import io
 import os
 import secrets
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from wander_hub.database import Database, now
 from wander_hub.http.health import free_bytes
 from wander_hub.identity import HUB
 from wander_hub.operation import job_queue
-from wander_hub.settings import DATABASE, PREFIX, Settings
+from wander_hub.settings import DATABASE, PREFIX, NoHub, Settings
 from wander_hub.storage import Storage, close_hint, find_open_path
 from wander_hub.verification.worker import missing_for_verification
 
@@ -64,6 +63,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
             yield Finding(name, "ok", look())
         except Doubt as doubt:
             yield Finding(name, "warning", str(doubt))
+        except NoHub as error:
+            yield Finding(name, "failed", f"{error}: {error.hint}")
         except Exception as error:  # noqa: BLE001 - every error is a result of the check
             reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
             yield Finding(name, "failed", reason or type(error).__name__)
@@ -93,8 +94,7 @@ def _look_at_database(settings: Settings, database: Database) -> str:
 
 def _require_hub(settings: Settings) -> None:
     if settings.database_url is None and not (settings.data / DATABASE).exists():
-        command = f"wander-hub serve --data {shlex.quote(str(settings.data))}"
-        raise FileNotFoundError(f"there is no hub in `{settings.data}`: start one with `{command}`")
+        raise NoHub(settings)
 
 
 def _look_at_clock(database: Database) -> str:

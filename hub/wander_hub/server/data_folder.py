@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -15,18 +14,6 @@ from wander_hub.storage import close_hint, find_open_path
 LOCK = "hub.lock"
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 """Errors of file systems without locks. A hub on such a file system runs without the lock."""
-
-
-class NoHub(Exception):
-    """No hub exists at the configured location; `hint` suggests what to do."""
-
-    def __init__(self, settings: Settings) -> None:
-        where = "the configured database" if settings.database_url else f"`{settings.data}`"
-        super().__init__(f"there is no hub in {where}")
-        at = "" if settings.database_url else f" --data {shlex.quote(str(settings.data))}"
-        self.hint = (
-            f"check `--data` and `WANDER_HUB_DATABASE_URL`, or start a hub there with `wander-hub serve{at}`"
-        )
 
 
 class DataFolderInUse(Exception):

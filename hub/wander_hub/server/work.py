@@ -21,10 +21,9 @@ from wander_hub.http import health
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import TableQueue
 from wander_hub.operation.job_queue import settle_failures
-from wander_hub.server.data_folder import NoHub
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.serve import INTERRUPTED, address_of, open_socket, workers_of
-from wander_hub.settings import Settings
+from wander_hub.settings import NoHub, Settings
 from wander_hub.storage import Storage, make_data_folder
 from wander_hub.verification.worker import confine
 
