@@ -85,7 +85,6 @@ PAGES = {
     "run, big, by reward": f"/runs/{BIG}?sort=-reward&reward_min=0.5",
     "run, big, words": f"/runs/{BIG}?text=row-17",
     "rollout": f"/runs/{BIG}/rollouts/{{middle}}",
-    "side by side": f"/runs/{BIG}/rollouts/{{middle}}/group",
     "compare": f"/runs/compare?{_PLAYED}",
     "compare, an example": f"/runs/compare/example?{_PLAYED}&example=row-17",
     "training": f"/runs/{TRAINED}",

@@ -228,7 +228,6 @@ def list_pages(page: Any, hub: str, *, training: bool) -> dict[str, str]:
     boxes = page.request.get(f"{base}/runs?environment=admin/terminal-tasks&limit=1").json()["data"]
     sealed = page.request.get(f"{base}/environments/admin/reverse-text/sealed").json()["data"]
     run = f"/runs/{runs[0]}"
-    example = page.request.get(f"{base}/runs/{runs[-1]}/rollouts?limit=1").json()["data"][0]["example_id"]
     training_pages = {}
     if training:
         training_pages = {
@@ -257,12 +256,10 @@ def list_pages(page: Any, hub: str, *, training: bool) -> dict[str, str]:
         "runs": "/runs",
         "run": run,
         "rollout": f"{run}/rollouts/0",
-        "group": f"{run}/rollouts/0/group",
         "box-rollout": f"/runs/{boxes[0]['run_id']}/rollouts/0",
         "search-rollouts": "/runs/search?text=move",
         "search-rollouts-empty": "/runs/search",
         "compare": "/runs/compare?" + "&".join(f"run={one}" for one in runs[-3:]),
-        "compare-example": f"/runs/compare/example?run={runs[-1]}&run={runs[-2]}&example=" + example,
         "models": "/models",
         "docs": "/docs",
         "docs-page": "/docs/verification",

@@ -62,37 +62,6 @@ async def test_the_compare_page_agrees_with_the_command(hub, posted):
     assert text.count("<circle") >= 3, "a dot for each pair of means, and one in the interval"
 
 
-async def test_both_rollouts_of_an_example_are_shown_side_by_side(hub, posted):
-    (first, before), (second, after) = posted
-    asked = [("run", first["run_id"]), ("run", second["run_id"]), ("example", "0")]
-
-    async def look(*more):
-        given = {"params": [*asked, *more], "headers": HTML}
-        return await hub.client.get("/runs/compare/example", **given)
-
-    page = (await look()).text
-    together = html.unescape((await show(hub, first["run_id"], second["run_id"])).text)
-    assert f"/runs/compare/example?run={first['run_id']}&run={second['run_id']}&example=0" in together
-    assert html.escape(OTHER) in page
-    assert OTHER not in page
-    for run, rollouts, best in ((first, before, min), (second, after, max)):
-        own = [number for number, one in enumerate(rollouts) if one["example_id"] == "0"]
-        number = best(own, key=lambda each, rollouts=rollouts: rollouts[each]["reward"])
-        assert f'href="/runs/{run["run_id"]}/rollouts/{number}"' in page
-        assert html.escape(rollouts[number]["completion"][-1]["content"]) in page
-    assert page.count(before[0]["prompt"][-1]["content"]) == 1, "what both began with stands there once"
-    assert re.search(r'rel="next" href="\?run=\w+&amp;run=\w+&amp;example=\w+"', page)
-    other = (await look(("rollout", 1), ("rollout", 0))).text
-    assert f'href="/runs/{first["run_id"]}/rollouts/1"' in other
-    assert f'href="/runs/{second["run_id"]}/rollouts/0"' in other
-    for wrong, status in (([("rollout", 5), ("rollout", 0)], 404), ([("rollout", 1)], 422)):
-        assert (await look(*wrong)).status_code == status
-    asked[2] = ("example", "none")
-    assert (await look()).status_code == 404
-    asked[1:] = []
-    assert "Select two to six runs" in (await look()).text
-
-
 async def test_leaderboards_and_runs_link_to_the_comparison(hub, posted):
     board = (await hub.client.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert len(re.findall(r'<input type="checkbox" name="run" value="01JRUN', board)) == 2
@@ -114,9 +83,6 @@ async def test_incomparable_runs_are_explained(hub, posted, make_wheel, run_of, 
     assert (await hub.post_run(*elsewhere)).status_code == 201
     text = (await show(hub, first, elsewhere[0]["run_id"])).text
     assert "different environments" in text
-    pair = [("run", first), ("run", elsewhere[0]["run_id"]), ("example", "0")]
-    refused = await hub.client.get("/runs/compare/example", params=pair, headers=HTML)
-    assert (refused.status_code, "several environments" in refused.text) == (422, True)
     await show(hub, first, posted[1][0]["run_id"])
     monkeypatch.setattr(compare, "_MOST_BYTES", 100)
     assert (await show(hub, first, posted[1][0]["run_id"])).status_code == 200, "a run is read whole once"

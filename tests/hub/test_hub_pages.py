@@ -108,7 +108,6 @@ PAGES = [
     "/runs/01RUN000000000000000000000/rollouts/5",
     "/runs/01RUN000000000000000000000?text=reply&reward_min=0.1&metric=lcs&metric_max=2&stratum=&stop_reason=",
     "/runs/01RUN000000000000000000000/rollouts/5?only=scored&sort=-reward",
-    "/runs/01RUN000000000000000000000/rollouts/1/group",
 ]
 
 
@@ -461,7 +460,6 @@ async def test_a_lost_file_is_shown_on_pages_and_logged_once(posted, caplog):
         assert (await posted.get("/alice/reverse-text/leaderboard", headers=HTML)).status_code == 200
         for path in (
             f"{run}/rollouts/0",
-            f"{run}/rollouts/0/group",
             "/alice/reverse-text/versions/latest/source",
         ):
             page = await posted.get(path, headers=HTML)

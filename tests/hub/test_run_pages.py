@@ -225,7 +225,6 @@ async def test_a_rollout_leads_on_within_the_list_to_failures_and_siblings(hub, 
         "F": "2",
         "f": "6",
         "S": "2",
-        "g": "group",
         "h": run_id + "#rollouts",
     }
     zero = (await hub.get(f"{here}/0?reward_max=0&stratum=0", headers=HTML)).text
@@ -239,23 +238,6 @@ async def test_a_rollout_leads_on_within_the_list_to_failures_and_siblings(hub, 
     outside = steps((await hub.get(f"{here}/2?reward_min=0.4", headers=HTML)).text)
     assert outside["]"].startswith("3?")
     assert "[" not in outside
-
-
-async def test_rollouts_of_an_example_are_shown_side_by_side(hub, run_of):
-    manifest, rollouts = run_of(await hub.publish(), reward=0.5, examples=2, per_example=6)
-    rollouts[7] |= stated(90_000, "<b>mine</b> " * 9000)
-    assert (await hub.post_run(manifest, rollouts)).status_code == 201
-    here = f"/runs/{manifest['run_id']}/rollouts"
-    page = (await hub.get(f"{here}/6/group", headers=HTML)).text
-    assert [f"reply 1/{n}" in page for n in range(6)] == [True, False, True, True, False, False]
-    assert page.count("reverse 1") == 1, "what all began with stands there once"
-    assert f'rel="next" href="{here}/10/group"' in page
-    assert "<b>mine" not in page
-    raw = (await hub.get(f"/api/v1{here}/7")).content
-    assert json.loads(raw) == rollouts[7], "as it was posted"
-    last = (await hub.get(f"{here}/10/group", headers=HTML)).text
-    assert f'rel="prev" href="{here}/6/group"' in last
-    assert "reply 1/5" in last
 
 
 async def test_nothing_of_a_message_is_out_of_reach(hub, run_of):

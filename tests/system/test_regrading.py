@@ -45,6 +45,6 @@ def test_a_new_grader_makes_a_new_board_from_old_rollouts(
     assert (row["run_id"], row["model"], row["reward_mean"]) == (regraded["after_run"], "echo", 1.0)
     page = hub.get(regraded["compare_url"].removeprefix(hub.url))
     assert page.status_code == 200
-    assert page.text.count("Both rollouts side by side") == 4, "the page compares every example"
+    assert page.text.count("<h3>Example ") == 4, "the page compares every example"
     said = machine.refused(2, *words[:3], "admin/say-again@0.1.0", machine.home / "run")
     assert "already graded by version 0.1.0" in said

@@ -149,7 +149,7 @@ def days(counts: Sequence[int], noun: str) -> Markup:
 def scatter(examples: Iterable[tuple[str, float, float]], address: str) -> Markup:
     """Draw a dot for the two values of each example, larger if several examples have the same values.
 
-    The dots farthest from the diagonal link to their first example, whose name is added to `address`.
+    The dots farthest from the diagonal link to the rollouts of their first example in the run at `address`.
     """
     side, left, base = 300, 40, 268
     points = dict[tuple[float, float], list[str]]()
@@ -166,7 +166,8 @@ def scatter(examples: Iterable[tuple[str, float, float]], address: str) -> Marku
         names = f"{len(some)} examples" if len(some) > 1 else f"example {plain(shorten(some[0]))}"
         label = f"{number(x)} and {number(y)}: {names}"
         dot = _dot(across(x), up(y), 2.5 + 7 * math.sqrt(len(some) / most), label)
-        dots += _link(f"{address}&example={quote(some[0])}", dot, label) if (x, y) in apart else dot
+        rollouts = f"{address}?text={quote(some[0][:200])}#rollouts"
+        dots += _link(rollouts, dot, label) if (x, y) in apart else dot
     frame = (
         f'<line class="axis" x1="{left}" x2="{side - 10}" y1="{base}" y2="{base}"/>'
         f'<line class="axis" x1="{left}" x2="{left}" y1="10" y2="{base}"/>'

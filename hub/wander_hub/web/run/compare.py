@@ -128,14 +128,9 @@ class Scored:
                 ends[rollout.example_id] = min(least, one), max(greatest, one)
             yield rollout
 
-    def number(self, example: str, *, greatest: bool) -> int:
-        """Return the number of an example's rollout with the highest or the lowest reward."""
-        _, number = self._ends[example][greatest]
-        return int(number)
-
     def row(self, example: str, *, greatest: bool) -> RolloutRow:
         """Return the row of an example's rollout with the highest or the lowest reward."""
-        number = self.number(example, greatest=greatest)
+        _, number = self._ends[example][greatest]
         return runs.rows_numbered(self._session, self._storage, self.run, [number])[0]
 
 
@@ -171,7 +166,7 @@ def _compare(first: Scored, other: Scored, base_url: str) -> Pair:
         differing=differences_in_words(found.differing),
         scatter=charts.scatter(
             ((one.example_id, one.before, one.after) for one in found.by_example),
-            f"/runs/compare/example?run={first.run.run_id}&run={other.run.run_id}",
+            f"/runs/{other.run.run_id}",
         ),
         disagreements=[
             Disagreement(

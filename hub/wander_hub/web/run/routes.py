@@ -1,21 +1,19 @@
-"""The pages of runs: a run with its rollouts, a rollout, the rollouts of an example, and comparisons."""
+"""The pages of runs: a run with its rollouts, a rollout, and comparisons."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import Path, Query
-from pydantic import Field
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from wander_hub.http.problems import HubProblem
 from wander_hub.http.responses import REVALIDATE
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter, RolloutSearch
 from wander_hub.web.addresses import query_of
-from wander_hub.web.run import compare, overlay, side_by_side
+from wander_hub.web.run import compare, overlay
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.page import RunQuery
@@ -26,7 +24,6 @@ router = HubRouter(prefix="/runs", include_in_schema=False)
 
 _TEXT_CSP = "sandbox; default-src 'none'"
 Number = Annotated[int, Path(ge=0, le=2**31)]
-Place = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class ViewerQuery(RolloutFilter):
@@ -62,23 +59,6 @@ def compare_runs(
     return visit.page("compare.html", view=view, given=[one.run_id for one in found])
 
 
-@router.get("/compare/example")
-def compare_example(
-    visit: Visiting,
-    run: Annotated[list[str] | None, Query(max_length=20)] = None,
-    example: Annotated[str, Query(max_length=1000)] = "",
-    rollout: Annotated[list[Place] | None, Query(max_length=20)] = None,
-) -> Response:
-    """One example in two to six runs, with a rollout of each run side by side."""
-    found = compare.find_runs(visit.session, run or [])
-    if len(found) < compare.FEWEST:
-        return compare_runs(visit, run)
-    if found[0].kind == "training":
-        raise HubProblem(422, "invalid_request", "training runs have no examples to compare")
-    view = side_by_side.example(visit, found, example, rollout or [])
-    return visit.page("example.html", view=view)
-
-
 @router.get("/{run_id}")
 def show_run(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()]) -> Response:
     """One run: its pinned inputs, its numbers, its rollouts."""
@@ -106,13 +86,6 @@ def show_rollout(
     """One rollout: its messages, and the parts of its reward."""
     view = rollout_page.rollout(visit, run_id, number, query, query.first)
     return visit.page("rollout.html", scripts=["viewer.js"], view=view)
-
-
-@router.get("/{run_id}/rollouts/{number}/group")
-def show_group(visit: Visiting, run_id: str, number: Number) -> Response:
-    """Rollouts of one example side by side."""
-    view = side_by_side.group(visit, run_id, number)
-    return visit.page("group.html", view=view)
 
 
 @router.get("/{run_id}/rollouts/{number}/messages/{place}")
