@@ -14,7 +14,7 @@ import click
 import pytest
 from chat_endpoint import chat_endpoint
 from click.testing import CliRunner
-from live_hub import clean_environment, live_hub
+from live_hub import live_hub, run_hub
 from machine import Machine
 from package_mirror import build_mirror
 from sandboxes import needs_sandbox
@@ -90,8 +90,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     mirror = build_mirror(tmp_path_factory.mktemp("mirror"), ["wander-sdk", "wander-client", "hatchling"])
     home = tmp_path_factory.mktemp("home")
     with live_hub(tmp_path_factory.mktemp("hub")) as hub:
-        operator = {**clean_environment(), "WANDER_HUB_DATA": str(hub.data)}
-        subprocess.run(["wander-hub", "user", "add", "ada"], env=operator, check=True, capture_output=True)
+        run_hub(hub.data, "user", "add", "ada")
         machine = Machine(home, hub, mirror)
         for name in ("acme", "lab"):
             machine.wander("auth", "org", "new", name)
@@ -149,9 +148,12 @@ def test_every_example_works(machine: Machine) -> None:
             if name in ("new", "env fork"):  # they make a folder
                 (place := machine.home / f"made-{len(made)}").mkdir()
                 made.append(place)
-            shell = ["bash", "-c", typed]
-            options = {"cwd": place, "env": machine.environment, "capture_output": True}
-            done = subprocess.run(shell, text=True, **options)
+            if " > " in typed:
+                shell = ["bash", "-c", typed]
+                options = {"cwd": place, "env": machine.environment, "capture_output": True}
+                done = subprocess.run(shell, text=True, **options)
+            else:
+                done = machine.run(*shlex.split(typed), cwd=place)
             if done.returncode not in ((0, 1) if name.startswith(MAY_DIFFER) else (0,)):
                 failed.append(f"{typed}\n  -> {done.returncode} {done.stderr.strip()[-400:]}")
     assert failed == [], "\n".join(failed)

@@ -22,9 +22,10 @@ from pathlib import Path
 
 import httpx
 import psycopg
-from live_hub import BIN, clean_environment, free_port
+from live_hub import BIN, clean_environment, free_port, start_program
 from nginx_files import write_configuration
 from object_server import KEYS
+from warm_programs import ForkedCommand
 
 SECONDS = 300
 DATABASE, BUCKET, FRONT = "database", "bucket", "front"
@@ -119,7 +120,7 @@ class Part:
     environment: dict[str, str]
     log: Path
     answers: Callable[[Part], bool]
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | ForkedCommand | None = None
 
     @property
     def url(self) -> str:
@@ -127,7 +128,7 @@ class Part:
         return f"http://{self.address}"
 
     @property
-    def running(self) -> subprocess.Popen[bytes]:
+    def running(self) -> subprocess.Popen[bytes] | ForkedCommand:
         """The running process."""
         assert self.process is not None, self.name
         return self.process
@@ -135,9 +136,7 @@ class Part:
     def start(self, *, wait: bool = True) -> None:
         """Start the process and wait until it answers."""
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
+            self.process = start_program(self.command, self.environment, out)
         if wait:
             self.wait()
 

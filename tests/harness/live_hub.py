@@ -7,14 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import httpx
+
+if TYPE_CHECKING:
+    from warm_programs import ForkedCommand
 
 BIN = Path(sys.executable).parent
 _ORDINARY_USER = Path(__file__).with_name("ordinary_user.py")
@@ -52,7 +56,7 @@ class LiveHub:
     url: str
     token: str
     data: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedCommand
     log: Path
 
     @property
@@ -82,9 +86,7 @@ class MortalHub:
         command, environment = hub_command(self.data, "serve", *options)
         log = self.data / "serve.log"
         with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, env=environment | self.settings, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
+            self.process = start_program(command, environment | self.settings, out)
         wait_until_healthy(self.url, self.process, log)
 
     def kill(self) -> None:
@@ -119,11 +121,60 @@ def hub_command(data: Path, *arguments: str, uid: int | None = None) -> tuple[li
     return command, {**clean_environment(), "WANDER_HUB_DATA": str(data)}
 
 
+def run_hub(data: Path, *arguments: str, **settings: str) -> str:
+    """Run an operator's command on the hub in `data`, require success, and return its output."""
+    command, environment = hub_command(data, *arguments)
+    done = run_program(command, environment | settings)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
 def make_token(data: Path, user: str = "admin") -> str:
     """Make an API token for a user of the hub in `data` with the operator's command."""
-    command, environment = hub_command(data, "token", "create", user)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return next(word for word in done.stdout.split() if word.startswith("wnd_"))
+    return next(word for word in run_hub(data, "token", "create", user).split() if word.startswith("wnd_"))
+
+
+def start_process(
+    command: list[str],
+    environment: dict[str, str],
+    out: IO[bytes],
+    err: IO[bytes] | None = None,
+    folder: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program in a folder, with its standard output and its errors in files, or both in one."""
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err or out
+    )
+
+
+starter: Callable[..., subprocess.Popen[bytes] | ForkedCommand] = start_process
+"""Starts programs; pytest replaces it by `WarmCommands.start`."""
+
+
+def start_program(
+    command: list[str], environment: dict[str, str], out: IO[bytes]
+) -> subprocess.Popen[bytes] | ForkedCommand:
+    """Start a program that writes all its output to a file."""
+    return starter(command, environment, out)
+
+
+def run_program(
+    command: list[str], environment: dict[str, str], *, folder: Path | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, without input, and return its status and its output."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = starter(command, environment, out, err, folder)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode())
+    return subprocess.CompletedProcess(command, status, *texts)
 
 
 @contextmanager
@@ -142,9 +193,7 @@ def live_hub(
     environment |= {"WANDER_HUB_VERIFICATION": "off", **settings}
     log = data / "serve.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
-        )
+        process = start_program(command, environment, out)
     try:
         wait_until_healthy(url, process, log)
         yield LiveHub(url, (data / TOKEN).read_text().strip(), data, process, log)
@@ -153,7 +202,7 @@ def live_hub(
         process.wait(timeout=30)
 
 
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes] | ForkedCommand, log: Path) -> None:
     """Wait until the hub answers; fail with its log if it ends or the time runs out."""
     give_up = time.monotonic() + 120
     while time.monotonic() < give_up:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from live_hub import BIN, LiveHub, clean_environment
+from live_hub import BIN, LiveHub, clean_environment, run_program
 
 SECONDS = 200
 
@@ -45,17 +45,15 @@ class Machine:
         """Return the command line of an installed command."""
         return [str(BIN / name), *map(str, arguments)]
 
-    def run(self, name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, name: str, *arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run an installed command in the home folder, whatever its exit status."""
-        return subprocess.run(
+        return run_program(
             self.command(name, *arguments),
-            cwd=options.pop("cwd", self.home),
-            env=options.pop("env", self.environment),
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=options.pop("timeout", SECONDS),
-            **options,
+            env or self.environment,
+            folder=cwd or self.home,
+            timeout=SECONDS,
         )
 
     def start(self, name: str, *arguments: object) -> subprocess.Popen[str]:

@@ -1,8 +1,9 @@
-"""Starts workers and scripted models as forks of a process that has imported what they need.
+"""Starts workers, scripted models and the two commands as forks of a process that has imported their modules.
 
 Each has the variables, the folder and the descriptors that it asked for, in a process that ends as any other,
-but it does not spend half a second of processor time on imports. A program whose variables Python would read
-differently at its start is started as usual.
+but it does not spend processor time on imports: half a second for a worker, up to a second for `wander`, two
+seconds for `wander-hub`. A program whose variables Python would read differently at its start is started as
+usual.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import array
 import asyncio
 import fcntl
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -22,9 +25,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _WORKER, _SCRIPTED = "wander.worker.__main__", "wander_client/models/scripted_host.py"
+_COMMANDS = {"wander": "wander_client.main", "wander-hub": "wander_hub.cli.main"}
 _HEADER_BYTES, _MOST_FILES = 1 << 16, 16
 
 
@@ -57,6 +61,36 @@ class WarmProcess:
                 os.kill(self.pid, signal.SIGKILL)
 
 
+class ForkedCommand:
+    """What `subprocess.Popen` offers of a command that another process forked."""
+
+    def __init__(self, status: int, pid: int, command: list[str]) -> None:
+        self.args, self.pid = command, pid
+        self.returncode: int | None = None
+        self._status = status
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            answer = os.read(self._status, 16)
+            self.returncode = int(answer) if answer else -signal.SIGKILL
+            os.close(self._status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
 class WarmProgram:
     """A process that has imported a program's modules, and forks one of it for each request."""
 
@@ -67,24 +101,30 @@ class WarmProgram:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", __file__, name, str(theirs.fileno())],
                 # Without the mark of the first worker: all processes that have it are killed with it.
-                env={"PATH": environ["PATH"], **self.read_at_start},
+                env={"PATH": environ["PATH"], "HOME": environ.get("HOME", ""), **self.read_at_start},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
 
-    def start(self, arguments: list[str], environ: dict[str, str], files: dict[int, int]) -> WarmProcess:
-        """Fork with these arguments; `files` are descriptors here by the number that they have there."""
+    def start(
+        self, arguments: list[str], environ: dict[str, str], files: dict[int, int], folder: Path | None = None
+    ) -> tuple[int, int]:
+        """Fork with these arguments; `files` are descriptors here by the number that they have there.
+
+        Returns the descriptor that will give the exit status, and the number of the process.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        header = {"arguments": arguments, "environ": environ, "files": [*files], "folder": os.getcwd()}
+        header = {"arguments": arguments, "environ": environ, "files": [*files]}
+        header["folder"] = str(folder or Path.cwd())
         sent = array.array("i", [theirs.fileno(), *files.values()])
         with theirs:
             self._control.sendmsg(
                 [json.dumps(header).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)]
             )
         pid = int(ours.recv(16))
-        return WarmProcess(ours.detach(), pid)
+        return ours.detach(), pid
 
     def close(self) -> None:
         self._control.close()
@@ -111,9 +151,41 @@ class WarmPrograms:
             return await _with_pipes(program, list(command[1:]), environ, options["limit"])
         passed = {descriptor: descriptor for descriptor in options["pass_fds"]}
         files = {0: _null(), 1: options["stdout"].fileno(), 2: options["stderr"].fileno(), **passed}
-        process = program.start(["wander.worker", *command[4:]], environ, files)
+        process = WarmProcess(*program.start(["wander.worker", *command[4:]], environ, files))
         os.close(files[0])
         return process
+
+    def close(self) -> None:
+        for program in self._programs.values():
+            program.close()
+
+
+class WarmCommands:
+    """Stands for `live_hub.start_process`; forks each `wander` and `wander-hub` of this Python."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, WarmProgram] = {}
+
+    def start(
+        self,
+        command: list[str],
+        environ: dict[str, str],
+        out: IO[bytes],
+        err: IO[bytes] | None = None,
+        folder: Path | None = None,
+    ) -> subprocess.Popen[bytes] | ForkedCommand:
+        """Start a program with the arguments of `live_hub.start_process`."""
+        from live_hub import start_process  # which the warm processes cannot import
+
+        program = Path(command[0])
+        if program.parent == Path(sys.executable).parent and (name := _COMMANDS.get(program.name)):
+            warm = self._programs.get(name) or self._programs.setdefault(name, WarmProgram(name, environ))
+            if warm.read_at_start == _read_at_start(environ):
+                files = {0: _null(), 1: out.fileno(), 2: (err or out).fileno()}
+                forked = ForkedCommand(*warm.start(command, environ, files, folder), command)
+                os.close(files[0])
+                return forked
+        return start_process(command, environ, out, err, folder)
 
     def close(self) -> None:
         for program in self._programs.values():
@@ -129,8 +201,10 @@ def _name_of(command: tuple[str, ...]) -> str | None:
 
 
 def _read_at_start(environ: dict[str, str]) -> dict[str, str]:
-    names = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "HOME")
-    return {name: value for name, value in environ.items() if name.startswith(names)}
+    names = ["PYTHON", "LC_", "LANG", "TZ", "LD_"]
+    if Path(environ.get("HOME", "/"), ".local/lib").exists():  # modules of the user
+        names.append("HOME")
+    return {name: value for name, value in environ.items() if name.startswith(tuple(names))}
 
 
 def _null() -> int:
@@ -142,7 +216,7 @@ async def _with_pipes(
 ) -> WarmProcess:
     loop = asyncio.get_running_loop()
     (their_input, ours_in), (ours_out, their_output) = os.pipe(), os.pipe()
-    process = program.start(arguments, environ, {0: their_input, 1: their_output, 2: 2})
+    process = WarmProcess(*program.start(arguments, environ, {0: their_input, 1: their_output, 2: 2}))
     os.close(their_input)
     os.close(their_output)
     process.stdout = asyncio.StreamReader(limit=limit)
@@ -183,7 +257,10 @@ def serve(name: str, control: socket.socket) -> Callable[[], object]:
             control.close()
             for descriptor in (woken, wake, *running.values()):
                 os.close(descriptor)
-            return _become(json.loads(header), list(received), program)
+            if name == _WORKER:
+                os.setsid()
+            _become(json.loads(header), list(received))
+            return program
         for descriptor in received[1:]:
             os.close(descriptor)
         running[pid] = received[0]
@@ -206,6 +283,10 @@ def _imported(name: str) -> Callable[[], object]:
 
         to_worker.rebuild()
         return main
+    if name in _COMMANDS.values():
+        # The console script's folder comes first, as for the script itself.
+        sys.path.insert(0, str(Path(sys.executable).parent))
+        return _imported_hub() if name == _COMMANDS["wander-hub"] else _imported_client()
     import wander.clients.scripted  # noqa: F401 - what the script imports
     from wander_client.models import scripted_host
 
@@ -213,15 +294,46 @@ def _imported(name: str) -> Callable[[], object]:
     return _run_script
 
 
+def _imported_hub() -> Callable[[], object]:
+    import wander_hub.cli.serving
+    import wander_hub.fsck.derivation
+    import wander_hub.server.serve
+    import wander_hub.server.work  # noqa: F401 - what its commands import
+    from wander_hub import app
+    from wander_hub.cli.main import main
+
+    # After 20 s each hub builds the search index of its docs, which takes 2 s of processor time; the first
+    # search builds it too.
+    app._SEARCH_SECONDS = 3600.0
+    app._routes()
+    return main
+
+
+def _imported_client() -> Callable[[], object]:
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"  # these two as `main` does it
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]
+    import httpcore  # noqa: F401 - what httpx imports when it connects
+    import wander.checks
+    import wander.clients
+    import wander.environment
+    import wander.evals
+    import wander.loading
+    import wander.worker.host
+    import wander_client
+    from wander_client.main import main
+
+    for package in (wander_client, wander.checks, wander.clients, wander.evals, wander.worker.host):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith(("__main__", "scripted_host")):
+                importlib.import_module(module.name)
+    return main
+
+
 def _run_script() -> object:
     return runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def _become(
-    header: dict[str, Any], received: list[int], program: Callable[[], object]
-) -> Callable[[], object]:
-    if program is not _run_script:
-        os.setsid()
+def _become(header: dict[str, Any], received: list[int]) -> None:
     os.chdir(header["folder"])
     os.environ.clear()
     os.environ.update(header["environ"])
@@ -234,7 +346,6 @@ def _become(
     sys.argv = header["arguments"]
     os.write(high[0], str(os.getpid()).encode())
     os.close(high[0])
-    return program
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ import httpx
 import pytest
 from chat_endpoint import ChatEndpoint, chat_endpoint
 from judging_hub import Record, awaited, judging_hub, post, settled
-from live_hub import LiveHub, hub_command, make_token
+from live_hub import LiveHub, make_token, run_hub
 from machine import Machine
 from sandboxes import needs_sandbox
 from small_project import pyproject
@@ -204,8 +203,7 @@ def arena(mirror: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Are
         (folder / "README.md").write_text(f"# {NAME}\n")
         (folder / "arena_env.py").write_text(ARENA)
         home.wander("publish", folder, "--no-check")
-        command, environment = hub_command(judge.data, "user", "add", "mallory")
-        subprocess.run(command, env=environment, check=True, capture_output=True)
+        run_hub(judge.data, "user", "add", "mallory")
         yield Arenas(judge, home, model, make_token(judge.data, "mallory"))
 
 

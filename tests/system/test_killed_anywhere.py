@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from command_line import make_wheel
-from live_hub import MortalHub, hub_command
+from live_hub import MortalHub, run_hub
 from postgres_server import postgres_server
 from saved_runs import write_run
 from sqlalchemy import select
@@ -125,8 +124,4 @@ def test_nothing_is_lost_or_duplicated(hub: MortalHub, tmp_path: Path, kills: in
     shown = hub.get("/api/v1/environments/admin/say-env").json()
     assert shown["runs"] == len(users.runs)
     assert shown["versions"] == len(set(users.versions)) == len(users.versions)
-    command, environment = hub_command(hub.data, "fsck")
-    checked = subprocess.run(
-        command, env=environment | hub.settings, capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    run_hub(hub.data, "fsck", **hub.settings)

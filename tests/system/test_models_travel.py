@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live_hub import hub_command, make_token
+from live_hub import make_token, run_hub
 from machine import Machine
 from wander.evals.store.folder import RunFolder
 
@@ -52,8 +51,7 @@ def test_another_user_can_rerun_a_row_of_a_trained_policy(
 
     home = tmp_path / "elsewhere"
     home.mkdir()
-    command, environment = hub_command(machine.hub.data, "user", "add", "ada")
-    subprocess.run(command, env=environment, check=True)
+    run_hub(machine.hub.data, "user", "add", "ada")
     token = make_token(machine.hub.data, "ada")
     other = Machine(home, machine.hub, machine.mirror, {**machine.extra, "WANDER_TOKEN": token})
     other.wander("install", GAME)

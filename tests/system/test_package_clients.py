@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_hub import BIN, hub_command, make_token
+from live_hub import BIN, make_token, run_hub
 
 pytestmark = pytest.mark.full
 
@@ -271,8 +271,7 @@ def test_a_yanked_version_is_skipped_unless_pinned(machine, hub, published, tmp_
 
 
 def test_a_private_package_requires_a_token(machine, hub, tmp_path):
-    command, environment = hub_command(hub.data, "user", "add", "vault")
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    run_hub(hub.data, "user", "add", "vault")
     token = make_token(hub.data, "vault")
     package = Package(tmp_path / "package", "two-versions")
     package.build()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +19,7 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 from command_line import HubRoom, make_wheel
 from fastapi.routing import iter_route_contexts
 from judging_hub import Record, awaited, judging_hub, settled
-from live_hub import LiveHub, hub_command, make_token, request
+from live_hub import LiveHub, make_token, request, run_hub
 from machine import Machine
 from sandboxes import needs_sandbox
 from wander_hub.app import _routes
@@ -58,8 +57,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, mirror: str) -> Iterator[LiveH
     }
     with judging_hub(data, mirror, cache, **settings) as running:
         for user in READERS[1:]:
-            command, environment = hub_command(data, "user", "add", user)
-            subprocess.run(command, env=environment, check=True, capture_output=True)
+            run_hub(data, "user", "add", user)
         with httpx.Client(base_url=running.url) as http:
             HubRoom(cast(Any, http), running.token, cast(Any, None)).publish(make_wheel(data, "say-env"))
         yield running
@@ -132,8 +130,7 @@ def require_unseen(hub: LiveHub, commitment: str, backup: Path, marker: str) -> 
     assert seen == []
     assert 200 in statuses, "the walk reads something"
     assert not any(status >= 500 for status in statuses), statuses
-    command, environment = hub_command(hub.data, "backup", str(backup))
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    run_hub(hub.data, "backup", str(backup))
     for folder in (hub.data, backup):
         assert files_with(folder, marker, KEY) == []
     assert not any(files_with(path, marker, KEY) for path in Path("/dev/shm").glob("wander-sealed-*"))

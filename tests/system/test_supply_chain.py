@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from live_hub import LiveHub, hub_command, live_hub, make_token
+from live_hub import LiveHub, live_hub, make_token, run_hub
 from machine import Machine
 from package_shop import PackageShop, package_shop
 
@@ -324,8 +324,7 @@ def test_a_version_missing_on_the_hub_is_not_installed_from_elsewhere(new_machin
 @pytest.mark.full
 def test_a_private_dependency_comes_from_the_hub_or_not_at_all(new_machine, shared_hub, hostile):
     """A stranger does not get the hostile package of that name, nor learns whether the hub has it."""
-    command, environment = hub_command(shared_hub.data, "user", "add", "vault")
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    run_hub(shared_hub.data, "user", "add", "vault")
     member = new_machine("member", WANDER_TOKEN=make_token(shared_hub.data, "vault"))
     hostile.release("closed-base", "99.0", HOSTILE)
     loads = BASE + "\n\ndef load_environment():\n    return None\n"

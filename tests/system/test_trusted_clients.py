@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import make_wheel
-from live_hub import BIN, LiveHub, clean_environment, free_port, hub_command, live_hub, make_token
+from live_hub import BIN, LiveHub, clean_environment, free_port, live_hub, make_token, run_hub
 from tls_front import tls_front
 from token_issuer import Issuer, github_claims, token_issuer
 
@@ -131,8 +131,7 @@ def test_uv_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: Path
 
 
 def test_another_user_may_trust_the_same_workflow(workflow: Workflow, tmp_path: Path) -> None:
-    command, environment = hub_command(workflow.hub.data, "user", "add", "mallory")
-    subprocess.run(command, env=environment, check=True, capture_output=True)
+    run_hub(workflow.hub.data, "user", "add", "mallory")
     theirs = make_token(workflow.hub.data, "mallory")
     path = add_publisher(workflow, "mallory", theirs, {"name": "secret-plan"})
     trust(workflow, "among-others")

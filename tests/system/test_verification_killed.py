@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from judging_hub import PATIENCE, settled
-from live_hub import LiveHub, hub_command, live_hub
+from live_hub import LiveHub, hub_command, live_hub, run_hub, start_program
 from machine import Machine
 from postgres_server import postgres_server
 from small_project import pyproject
+from warm_programs import ForkedCommand
 
 pytestmark = pytest.mark.full
 
@@ -129,8 +130,7 @@ def test_a_verification_survives_the_death_of_the_hub(
         tokens = hub.get("/api/v1/tokens").json()["data"]
         left = [one["name"] for one in tokens if one["name"].startswith("verification")]
         assert left == [], "what the killed hub had left is gone too"
-    command, environment = hub_command(tmp_path / "hub", "fsck")
-    assert machine.run("wander-hub", "fsck", env={**environment, **settings}).returncode == 0, command
+    run_hub(tmp_path / "hub", "fsck", **settings)
 
 
 @pytest.mark.timeout(900)
@@ -154,10 +154,10 @@ def test_a_verification_survives_the_death_of_its_worker_and_of_the_hub(
             "UV_CACHE_DIR": str(tmp_path_factory.getbasetemp() / "uv-cache"),
         }
 
-        def start_worker(hub: LiveHub) -> subprocess.Popen[bytes]:
+        def start_worker(hub: LiveHub) -> subprocess.Popen[bytes] | ForkedCommand:
             command, environment = hub_command(data, "work", "--hub", hub.url)
             log = stack.enter_context((tmp_path / "work.log").open("ab"))
-            process = subprocess.Popen(command, env=environment | settings, stdout=log, stderr=log)
+            process = start_program(command, environment | settings, log)
             stack.callback(process.wait)
             stack.callback(process.kill)
             return process
