@@ -67,7 +67,8 @@ class Trained(RolloutTrainer):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         real = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         keep = inputs["completion_ids"].shape[1]
-        scored = self._get_per_token_logps_and_entropies(model, ids, real, keep)[0].detach()
+        with torch.no_grad(), self.computing(inputs):
+            scored = self._get_per_token_logps_and_entropies(model, ids, real, keep)[0]
         self.drift.append(float((scored - inputs["sampling_per_token_logps"])[counted].abs().max()))
         return super()._compute_loss(model, inputs)
 
