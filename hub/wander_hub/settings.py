@@ -303,7 +303,7 @@ class Settings(BaseSettings):
     def _key_is_apart(self) -> Self:
         path = self.seal_key_file
         if path is not None and path.resolve().is_relative_to(self.data.resolve()):
-            raise ValueError("`seal_key_file` must be outside of the data folder, which backups may contain")
+            raise ValueError(f"`{PREFIX}SEAL_KEY_FILE` must be outside of the data folder `{self.data}`")
         return self
 
     @property

@@ -11,7 +11,7 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from operator import itemgetter
 from typing import Annotated, Any, Literal, Self
@@ -513,8 +513,45 @@ def first_fault(error: ValidationError) -> tuple[str, str]:
     """Return the path and the message of the first validation error; the path is empty for the whole
     value."""
     fault = error.errors(include_url=False, include_input=False)[0]
-    message = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
-    return ".".join(map(str, fault["loc"])), start_lower(message)
+    return ".".join(map(str, fault["loc"])), describe_fault(fault)
+
+
+REQUIREMENTS = {
+    "missing": "is missing",
+    "string_type": "must be text",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be `true` or `false`",
+    "bool_type": "must be `true` or `false`",
+    "byte_size": "must be a size such as `10GiB`",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "extra_forbidden": "is unknown",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "must have at most {max_length} entries",
+    "greater_than": "must be more than {gt:g}",
+    "less_than": "must be less than {lt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "value_error": "{error}",
+}
+"""What pydantic's types of errors require of a value. The error's `ctx` fills the placeholders."""
+
+
+def describe_fault(fault: Mapping[str, Any]) -> str:
+    """Return what an error of pydantic requires of the value, such as `must be a whole number`."""
+    context = dict(fault.get("ctx", {}))
+    if "expected" in context:
+        context["expected"] = context["expected"].replace("'", "`")
+    return start_lower(REQUIREMENTS.get(fault["type"], "{msg}").format_map({**fault, **context}))
 
 
 def start_lower(sentence: str) -> str:

@@ -97,10 +97,10 @@ def test_a_mistyped_sampling_argument_is_reported(env):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"n": 0}, "`n`: input should be"),
-        ({"n": "5"}, "`n`: input should be a valid integer"),
-        ({"rollouts": 0}, "`rollouts`: input should be"),
-        ({"call_timeout": -1}, "`call_timeout`: input should be"),
+        ({"n": 0}, "`n`: must be"),
+        ({"n": "5"}, "`n`: must be a whole number"),
+        ({"rollouts": 0}, "`rollouts`: must be"),
+        ({"call_timeout": -1}, "`call_timeout`: must be"),
         ({"prices": {"promt": 1}}, "`prices."),
         ({"sampling": "hot"}, "`sampling` is not a table"),
     ],

@@ -61,7 +61,7 @@ def echo(messages: list[dict[str, str]]) -> str:
             "/docs/evaluating",
         ),
         ("name = 'x'", "`eval` is missing", "/docs/evaluating"),
-        ("eval = []", "`eval`: list should have at least 1 item", "/docs/evaluating"),
+        ("eval = []", "`eval`: must have 1 or more entries", "/docs/evaluating"),
         ("[[eval]]\nenvironment = 'x'", "suite.toml: eval[1]: `model` is missing", "add `model"),
         ("[[eval]", "not valid TOML", None),
         (one() + one(), "suite.toml: eval[2]: `say-env say_env:solver` is the same evaluation as", "seed"),

@@ -156,9 +156,7 @@ def test_receivers_that_do_not_speak_http_are_reported():
         outcome = sender(timeout=0.3).send(f"http://127.0.0.1:{port}/", HEADERS, b"{}")
     assert outcome.error == "no complete response within 0.3 s"
     refused = sender().send(f"http://127.0.0.1:{port}/x?key=s3cr3t", HEADERS, b"{}")
-    assert refused.error is not None
-    assert refused.error.startswith("ConnectError")
-    assert "s3cr3t" not in refused.error
+    assert refused.error == "connection refused"
 
 
 def certified(host: str, folder) -> tuple[ssl.SSLContext, ssl.SSLContext]:

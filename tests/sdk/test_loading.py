@@ -282,7 +282,7 @@ def test_arguments_are_checked_against_annotations(place):
         ({"size": 2.5}, "`size` must be `int`, not `2.5`"),
         ({"size": None}, "`size` must be `int`, not `null`"),
         ({"share": "high"}, "`share` must be `float`"),
-        ({"level": "odd"}, "input should be 'easy' or 'hard'"),
+        ({"level": "odd"}, "must be `easy` or `hard`"),
         ({"pair": [1]}, "`pair` must be `tuple[int, int]`"),
         ({"text": 3}, "`text` must be `str`, not `3`"),
     ]:

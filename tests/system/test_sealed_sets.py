@@ -187,7 +187,7 @@ def test_what_cannot_be_sealed_or_played(
     broken.write_text(f"{OTHER_MARKER}\n")
     assert "line 1: it is not JSON" in owner.refused(2, *create, broken, "--opens", a_week())
     said = owner.refused(1, *create, write_rows(owner, hidden), "--opens", "2020-01-01")
-    assert "must open in the future" in said
+    assert "is in the past" in said
     commitment = owner.wander(*create, write_rows(owner, hidden), "--opens", a_week())["commitment"]
     play = ("seal", "play", commitment, "-m", "echo", "-b")
     assert "must start with" in submitter.refused(1, *play, "ftp://127.0.0.1/v1")

@@ -185,7 +185,8 @@ class LazyGroup(CommandGroup):
         """For `wander` itself, also suggest the commands of all groups and the help topics."""
         if self._prefix:
             return super().meanings(ctx)
-        return {name.rpartition(" ")[2]: name for name in (*COMMANDS, *GROUPS, *TOPICS)}
+        names = sorted((*COMMANDS, *GROUPS, *TOPICS), key=lambda name: -name.count(" "))
+        return {name.rpartition(" ")[2]: name for name in names}  # `search` rather than `runs search`
 
     def sections(self, ctx: click.Context) -> Mapping[str, Mapping[str, str]]:
         """Return the help's sections, each with names and summaries of commands."""

@@ -108,14 +108,17 @@ def find_checkpoint(context: Invocation, word: str) -> tuple[Path, RunFolder | N
                 run = RunFolder.open(above)
                 return folder, run if run.manifest.kind == "training" else None
         return folder, None
-    run = run_folder(context, word)
+    hint = "pass a checkpoint's folder, or a finished training run"
+    try:
+        run = run_folder(context, word)
+    except NotFound as error:
+        raise NotFound(f"`{word}` is neither a folder nor a run", hint=hint, code=error.code) from error
     if run.manifest.kind != "training" or not (run.path / "model").is_dir():
         problem = (
             "has no model yet"
             if run.manifest.kind == "training"
             else "has no model, because it is not a training run"
         )
-        hint = "pass a checkpoint's folder, or a finished training run"
         raise NotFound(f"`{word}` {problem}", hint=hint, code="model_not_found")
     return run.path / "model", run
 

@@ -25,8 +25,8 @@ def add_user(session: Session, name: str, *, admin: bool = False) -> User:
 def add_owner(session: Session, name: str) -> Owner:
     """Add an owner without members. Raises a problem if the name is invalid, or taken, even by a removed
     user."""
-    name = names.normalize_owner(name)
-    if repository.user_named(session, name) or repository.owner_named(session, name):
+    known = names.normalize_owner(name)
+    if repository.user_named(session, known) or repository.owner_named(session, known):
         raise HubProblem(409, "name_taken", f"the name `{name}` is already taken", hint="choose another name")
     return new_owner(session, name)
 
@@ -36,8 +36,7 @@ def add_member(session: Session, owner_name: str, user: User, role: Role | None 
 
     The default role is `owner` for a new owner and `maintainer` for an existing one.
     """
-    owner_name = names.normalize_owner(owner_name)
-    known = repository.owner_named(session, owner_name)
+    known = repository.owner_named(session, names.normalize_owner(owner_name))
     owner = known or new_owner(session, owner_name)
     membership = session.get(Membership, (owner.id, user.id))
     if membership is None:
@@ -50,9 +49,10 @@ def add_member(session: Session, owner_name: str, user: User, role: Role | None 
 
 def new_owner(session: Session, name: str) -> Owner:
     """Add an owner without members. Raises a problem if the name is invalid."""
-    if fault := names.owner_fault(name):
+    normalized = names.normalize_owner(name)
+    if fault := names.owner_fault(normalized):
         raise HubProblem(422, "bad_name", f"the name `{name}` {fault}")
-    owner = Owner(name=name, created_at=now())
+    owner = Owner(name=normalized, created_at=now())
     session.add(owner)
     session.flush()
     return owner

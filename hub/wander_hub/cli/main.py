@@ -143,10 +143,14 @@ def _explain_failure(error: Exception) -> tuple[str, str | None, int] | None:
 
 
 def _explain_setting(fault: Mapping[str, Any]) -> tuple[str, str | None, int]:
-    from wander_hub.settings import PREFIX
-    from wander_hub.web.text import requirement_words
+    from wander.types import describe_fault
 
-    requirement = requirement_words(fault)
+    from wander_hub.settings import PREFIX
+
+    requirement = describe_fault(fault)
+    hint = "`/docs/self-hosting` on every hub lists the settings"
+    if not fault["loc"]:  # two settings contradict each other
+        return requirement, hint, 2
     name, *inner = map(str, fault["loc"])
     place = "".join(f" `{part}`" for part in inner)
     got = (
@@ -154,7 +158,6 @@ def _explain_setting(fault: Mapping[str, Any]) -> tuple[str, str | None, int]:
         if isinstance(fault["input"], str) and fault["type"] != "value_error"
         else ""
     )
-    hint = "`/docs/self-hosting` on every hub lists the settings"
     return f"`{PREFIX}{name.upper()}`:{place} {requirement}{got}", hint, 2
 
 

@@ -94,10 +94,8 @@ def create(
     except RefusedText as error:
         raise HubProblem(422, "bad_set", str(error), hint="upload it with `wander seal create`") from None
     if not now() < opens_at < now() + _LONGEST:
-        detail = (
-            f"the set must open in the future, and within ten years, not at {opens_at:%Y-%m-%d %H:%M} UTC"
-        )
-        raise HubProblem(422, "bad_date", detail, hint="choose a later date")
+        detail = f"{opens_at:%Y-%m-%d %H:%M} UTC is in the past, or more than ten years from now"
+        raise HubProblem(422, "bad_date", detail, hint="choose another date")
     commitment = wire.commitment_of(content)
     key, wrapped = keeper.new_key(commitment)
     ciphertext = seal(key, content, f"set {commitment}")

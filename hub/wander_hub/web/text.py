@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from markupsafe import Markup, escape
+from wander.types import describe_fault
 
 from wander_hub.environments.browse import COUNTED
 
@@ -151,43 +152,11 @@ def words(detail: Mapping[str, object], longest: int = 80) -> str:
     return "; ".join(f"{name}: {shorten(_as_words(value), longest)}" for name, value in labeled.items())
 
 
-_FAULTS = {
-    "missing": "is missing",
-    "string_type": "is missing",
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "float_parsing": "must be a number",
-    "byte_size": "must be a size such as `10GiB`",
-    "bool_parsing": "must be `true` or `false`",
-    "tuple_type": "must be a list",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "extra_forbidden": "is unknown",
-    "string_too_short": "must have at least {min_length} characters",
-    "string_too_long": "must have at most {max_length} characters",
-    "too_short": "needs at least {min_length}",
-    "too_long": "takes at most {max_length}",
-    "greater_than": "must be more than {gt:g}",
-    "less_than": "must be less than {lt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be {expected}",
-    "value_error": "{error}",
-}
-"""Messages for pydantic's error types. The error's `ctx` fills the placeholders."""
-
-
 def fault_words(error: Mapping[str, Any]) -> str:
     """Return a message for an invalid field of a form: the name of the field, and the requirement."""
-    return f"{fault_field(error).replace('_', ' ')} {requirement_words(error)}".strip()
-
-
-def requirement_words(error: Mapping[str, Any]) -> str:
-    """Return what an error of pydantic says about the value, such as `must be a whole number`."""
-    context = error.get("ctx", {})
-    if "expected" in context:
-        context = context | {"expected": context["expected"].replace("'", "`")}
-    return _FAULTS.get(error["type"], "is not valid").format_map(context)
+    # An empty field of a form arrives as null.
+    requirement = "is missing" if error["type"] == "string_type" else describe_fault(error)
+    return f"{fault_field(error).replace('_', ' ')} {requirement}".strip()
 
 
 def fault_field(error: Mapping[str, Any]) -> str:

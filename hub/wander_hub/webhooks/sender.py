@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import httpcore
+from wander.types import start_lower
 
 from wander_hub import __version__
 from wander_hub.jobs import storable
@@ -49,7 +51,7 @@ class WebhookSender:
         except httpcore.TimeoutException:
             status, answer, error = None, None, f"no complete response within {self._timeout:g} s"
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as failure:
-            status, answer, error = None, None, _cleaned(f"{type(failure).__name__}: {failure}")
+            status, answer, error = None, None, _reason(failure)
         return DeliveryOutcome(status, answer, error, time.monotonic() - begun)
 
     def _post(self, url: str, headers: Mapping[str, str], body: bytes, deadline: float) -> tuple[int, str]:
@@ -81,6 +83,12 @@ def _fault(status: int) -> str | None:
         return None
     note = "; redirects are not followed" if 300 <= status < 400 else ""
     return f"it returned status {status}{note}"
+
+
+def _reason(failure: Exception) -> str:
+    """Return why a connection failed, such as `connection refused`, without the number of the error."""
+    text = re.sub(r"^\[Errno -?\d+\] ", "", str(failure)) or type(failure).__name__
+    return _cleaned(start_lower(text))
 
 
 def _cleaned(text: str) -> str:

@@ -301,5 +301,8 @@ def _read_row(line: bytes, number: int, file: Path) -> dict[str, Any]:
     except (ValueError, KeyError):
         good = False
     if not good:
-        raise ConfigError(f"line {number} of `{file}` is not a row with `messages`")
+        raise ConfigError(
+            f"line {number} of `{file}` is not a row with `messages`",
+            hint="`wander runs data RUN --out FILE` writes such rows",
+        )
     return row

@@ -110,7 +110,7 @@ def test_a_mixture_of_experts_is_rejected(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_negative_staleness_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"`batch\.max_staleness`.*greater than or equal to 0"):
+    with pytest.raises(ConfigError, match=r"`batch\.max_staleness`.*must be at least 0"):
         read_settings(GRPOSettings, None, ["batch.max_staleness=-1"], model={"path": "tiny"})
 
 

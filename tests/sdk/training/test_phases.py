@@ -217,7 +217,7 @@ def test_preference_phases_can_use_existing_rows(tmp_path: Path) -> None:
         (DPO + 'rows = "r.jsonl"\nrounds = 2\n', "unknown setting `rounds` of phase `dpo`"),
         (DPO + 'rows = "r.jsonl"\nrollouts = { examples = 2 }\n', "unknown setting `rollouts` of phase"),
         (DPO + "preference = { good_from = 1 }\n", "unknown setting `preference.good_from`"),
-        (DPO + "batch = { rows = 1 }\n", "`batch.rows` of phase `dpo` in .*: input should be greater than 1"),
+        (DPO + "batch = { rows = 1 }\n", "`batch.rows` of phase `dpo` in .*: must be more than 1"),
         (
             '[model]\npath = "a"\n[[phases]]\nkind = "rejection"\nrows = "r.jsonl"\n',
             "`rows` of phase `rejection` in .*: it learns from its own rollouts",

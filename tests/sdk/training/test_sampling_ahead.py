@@ -188,7 +188,7 @@ def test_a_server_samples_ahead_and_records_the_weights(puller: Path, tmp_path: 
     [
         (
             {"batch": {"max_staleness": -1}},
-            "`batch.max_staleness`: input should be greater than or equal",
+            "`batch.max_staleness`: must be at least",
         ),
         (
             {"batch": {"max_staleness": 1}, "inference": {"engine": "vllm"}},

@@ -128,7 +128,7 @@ def test_the_shipped_examples_are_valid() -> None:
         ("bacth.rollouts=3", "unknown setting `bacth`", "did you mean `batch`?"),
         (
             "batch.rollouts=many",
-            "`batch.rollouts`: input should be a valid integer",
+            "`batch.rollouts`: must be a whole number",
             None,
         ),
     ],

@@ -12,7 +12,7 @@ from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.runs.board_text import cell_of, columns_of, metric_columns, protocol_text, title_of
 from wander_client.runs.lookup import short_ids
-from wander_client.terminal.command import Argument, Option, refuse_options
+from wander_client.terminal.command import Argument, Option, refuse_options, require_date
 
 if TYPE_CHECKING:
     from wander.wire import Leaderboard
@@ -36,8 +36,14 @@ def leaderboard(
     ] = False,
     level: Annotated[Level | None, Option(help="only runs of at least this level")] = None,
     model: Annotated[str | None, Option(help="only models whose name contains this")] = None,
-    since: Annotated[str | None, Option(help="only runs posted on or after this day (UTC)")] = None,
-    until: Annotated[str | None, Option(help="only runs posted before this day (UTC)")] = None,
+    since: Annotated[
+        str | None,
+        Option(metavar="DATE", callback=require_date, help="only runs posted on or after this day (UTC)"),
+    ] = None,
+    until: Annotated[
+        str | None,
+        Option(metavar="DATE", callback=require_date, help="only runs posted before this day (UTC)"),
+    ] = None,
     sort: Annotated[
         Sort | None,
         Option(help="sort by best reward, newest, or rank and then fewest tokens or lowest cost"),

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines
-from wander_client.errors import FAILED, OK, ClientError, Interrupted, NotFound
+from wander_client.errors import FAILED, OK, ClientError, Interrupted, NotFound, UsageError
 from wander_client.failures import validate
 from wander_client.names import environment_path, parse_name, sealed_path, source_spec
 from wander_client.terminal.command import Argument, CommandGroup, Option, read_date
@@ -226,6 +226,10 @@ def _set(hub: HubApi, name: str) -> SealedSetInfo:
 
     if _COMMITMENT.fullmatch(name):
         return hub.read(sealed_path(name), SealedSetInfo)
+    if "/" not in name:
+        raise UsageError(
+            f"`{name}` is neither a commitment nor owner/name", hint="a commitment has 64 characters"
+        )
     environment = parse_name(name)
     path = environment_path(environment.owner, environment.name, "sealed")
     sets = hub.read(path, SealedSetList).data
