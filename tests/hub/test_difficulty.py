@@ -14,10 +14,10 @@ async def test_the_difficulty_covers_comparable_runs_that_the_reader_may_see(hub
     assert 'id="difficulty"' not in (await hub.get("/alice/reverse-text")).text
 
     async def post(number: int, rewards: list[float | None], **changes) -> str:
-        private = changes.pop("private", False)
+        private, sealed = changes.pop("private", False), changes.pop("sealed", None)
         run_id = f"01JRUN000000000000000000{number:02}"
         manifest, rollouts = run_of(sha256, run_id=run_id, reward=rewards, **changes)
-        manifest["environment"]["arguments"] |= changes.pop("arguments", {})
+        manifest["environment"] |= {"sealed": sealed} if sealed else {}
         answer = await posted(hub.client, hub.auth(), Parcel.of(manifest, rollouts), private=private)
         assert answer.status_code == 201, answer.text
         return run_id
@@ -26,6 +26,7 @@ async def test_the_difficulty_covers_comparable_runs_that_the_reader_may_see(hub
     second = await post(2, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0], model="two")
     await post(3, [0.0, None, 0.0, 0.0, 0.0, 0.0], model="a-failed-rollout")
     await post(4, [0.0] * 12, model="another-split", split="train", examples=6)
+    await post(7, [1.0] * 6, model="played-a-sealed-set", sealed="a" * 64)
     withdrawn = await post(5, [0.0] * 6, model="withdrawn")
     private = await post(6, [0.0] * 6, model="one", private=True)
     path = f"/api/v1/runs/{withdrawn}"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from wander.types import Message, Rollout
     from wander.wire import RolloutRow, RunManifest, RunSummary
+    from wander.wire.transfers import SealedPlay
 
     from wander_client.terminal.output import Cell, Output
 
@@ -71,7 +72,7 @@ def failure_reasons(run_dir: Path) -> list[tuple[str, int]]:
     return reasons.most_common(3)
 
 
-def interval(summary: RunSummary) -> str:
+def interval(summary: RunSummary | SealedPlay) -> str:
     """Return the mean reward with its 95% interval."""
     if summary.reward_mean is None:
         return "none: no rollout was scored"

@@ -83,10 +83,13 @@ def measure_difficulty(session: Session, storage: Storage, version: Version | Li
     """Return the difficulty of a version's examples, without any example if no run has a scored rollout.
 
     It covers the newest evaluations of the eval split with the default arguments. Without such a run, it
-    covers the runs that have the split and the arguments of the newest run.
+    covers the runs that have the split and the arguments of the newest run. Plays of sealed sets are left
+    out.
     """
     values = {"version_id": version.id, "most": _MOST_RUNS}
-    runs = session.scalars(_newest_evaluations(session.info.get(READER)), values).all()
+    readable = session.scalars(_newest_evaluations(session.info.get(READER)), values)
+    # The rows of a sealed set replace those of the eval split, and may have the same ids.
+    runs = [run for run in readable if run.brief_manifest.environment.sealed is None]
     if not runs:
         return Difficulty()
     info = find_info(session, version)

@@ -15,6 +15,7 @@ from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choos
 from wander_client.errors import FAILED, OK, ClientError, Interrupted, NotFound, UsageError
 from wander_client.failures import validate
 from wander_client.names import environment_path, parse_name, sealed_path, source_spec
+from wander_client.runs.text import interval
 from wander_client.terminal.command import Argument, CommandGroup, Option, read_date
 from wander_client.terminal.output import counted
 
@@ -192,8 +193,8 @@ def play(
         if mine.reward_mean is None:
             here.output.line(f"play {mine.id} is {mine.state}")
         else:
-            interval = f"[{mine.reward_low}, {mine.reward_high}]"
-            here.output.line(f"reward {mine.reward_mean:.4g} {interval}, level {mine.level}")
+            here.output.line(f"reward  {interval(mine)}")
+            here.output.line(f"level   {mine.level}")
 
     here.output.answer(mine, tell)
     here.output.next(f"wander seal show {commitment}")
