@@ -38,6 +38,8 @@ WEBHOOKS = {"WANDER_HUB_WEBHOOK_HTTP": "true", "WANDER_HUB_WEBHOOK_NETWORKS": '[
 WIDTHS = (390, 1280, 1920)
 SEALED_EXAMPLES = ("the sea is calm", "three red apples", "winter came early", "a quiet street")
 SCHEMES = ("light", "dark")
+_PAGE_SECONDS = 180
+"""Time limit for each step of drawing. The longest page is 64,000 pixels tall, and a machine may be busy."""
 PLAYED = (
     ("tictactoe", "optimal", 40),
     ("tictactoe", "careless", 40),
@@ -317,6 +319,7 @@ def draw_pages(hub: str, folder: Path, token: str, only: list[str], *, training:
             for width in WIDTHS:
                 context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
                 page = context.new_page()
+                page.set_default_timeout(_PAGE_SECONDS * 1000)
                 said: list[str] = []
                 page.on("console", lambda one, said=said: said.append(one.text) if one.type == "error" else 0)
                 page.on("pageerror", lambda error, said=said: said.append(str(error)))
