@@ -91,6 +91,8 @@ def page_of(entry: AuditEntry) -> str:
     target, kind = quote(entry.target, safe="/@"), entry.action.partition(".")[0]
     if kind in ("run", "verification") and not target.isdigit():
         return f"/runs/{target}"
+    if kind == "sealed":
+        return f"/sealed/{target}"
     if entry.target.startswith("webhook "):
         return f"/account/webhooks/{entry.target.removeprefix('webhook ')}"
     if "/" in target:
