@@ -543,7 +543,7 @@ REQUIREMENTS = {
     "literal_error": "must be {expected}",
     "value_error": "{error}",
 }
-"""What pydantic's types of errors require of a value. The error's `ctx` fills the placeholders."""
+"""Requirements on a value by pydantic's type of error. The error's `ctx` fills the placeholders."""
 
 
 def describe_fault(fault: Mapping[str, Any]) -> str:
