@@ -199,6 +199,8 @@ class Settings(BaseSettings):
     seal_networks: tuple[str, ...] = ()
     """Networks in which the hub may play sealed sets, such as `10.0.0.0/8`, also without TLS; empty allows
     only public https endpoints."""
+    seal_memory_bytes: int = Field(default=8192 * MIB, ge=512 * MIB)
+    """Maximum memory of a process that plays a sealed set. A model of the hub must fit into half of it."""
     verification_seconds: float = Field(default=3600, gt=0)
     """Maximum seconds for one replay or one check."""
     boxes: Literal["off", "auto", "bwrap", "podman", "docker"] = "off"

@@ -667,7 +667,7 @@ def upgrade() -> None:
         sa.Column('job_id', sa.Integer(), nullable=False),
         sa.Column('submitted_by_id', sa.Integer(), nullable=False),
         sa.Column('model', sa.Text(), nullable=False),
-        sa.Column('host', sa.Text(), nullable=False),
+        sa.Column('host', sa.Text(), nullable=True),
         sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
         sa.Column('exposed_at', sa.DateTime(timezone=True), nullable=True),
         sa.Column('summary', sa.JSON(none_as_null=True), nullable=True),

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 import zstandard
 from hub_jobs import work_off
+from sealed_rows import keep_sealed_set
 from second_hub import second_hub
 from small_models import checkpoint
 from sqlalchemy import func, select
@@ -143,7 +144,9 @@ async def test_an_archive_becomes_the_same_pages_elsewhere(hub, run_of, make_whe
     before, path = await pages(hub), tmp_path / "hub.tar"
     status, page = before[f"/runs/{RUN}"]
     assert (status, b"the short prompt" in page) == (200, True)
+    commitment = keep_sealed_set(hub.database, "new-text")
     told = await written(hub, path)
+    assert told["sealed_sets"] == 1, "only this hub can open it"
     assert (told["environments"], path.stat().st_mode & 0o777) == (3, 0o600)
     assert not list(tmp_path.glob(".*"))
     sent = await hub.client.get("/api/v1/owners/bob/archive", headers=hub.auth("admin"))
@@ -154,7 +157,7 @@ async def test_an_archive_becomes_the_same_pages_elsewhere(hub, run_of, make_whe
     assert Forge(own).members.keys() == Forge(same).members.keys()
     assert (await hub.get("/api/v1/owners/nobody/archive", headers=hub.auth("admin"))).status_code == 404
     whole = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes()[512:])
-    for secret in (*hub.tokens.values(), "password", "memberships", '"table": "tokens"'):
+    for secret in (commitment, *hub.tokens.values(), "password", "memberships", '"table": "tokens"'):
         assert secret.encode() not in whole
     async with second_hub(tmp_path / "second", "sqlite", request) as other:
         assert bring(other, path) == {"environments": 3, "models": 1, "new": 4}

@@ -7,25 +7,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
+from small_models import checkpoint
 from sqlalchemy import select, update
+from staged_uploads import pushed
 from wander.evals.stats.summary import summarize
+from wander.models.pulled import PulledModel
 from wander.types import Rollout
+from wander.wire import RunSummary
+from wander.wire.models import ModelRevision
 from wander.wire.transfers import commitment_of, make_set
 from wander_hub.database import now
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job, JobContext, TableQueue
 from wander_hub.operation.backup import back_up
 from wander_hub.operation.job_queue import settle_failures
-from wander_hub.sealed import memory
+from wander_hub.sealed import memory, service
 from wander_hub.sealed import worker as sealed_worker
-from wander_hub.sealed.models import SealedSet
+from wander_hub.sealed.models import SealedPlay, SealedSet
 from wander_hub.settings import Settings
+from wander_hub.verification.program import MODELS
 
 MARKER, KEY = "zyzzyva", "sk-quokka"
 PLACE = "/api/v1/environments/alice/reverse-text"
@@ -41,14 +50,29 @@ class Command:
         self.refused: list[dict[str, Any]] = []
         self.error: dict[str, str] | None = None
         self.keys: list[str | None] = []
+        self.words: list[str] = []
+        self.model_files: set[str] = set()
 
     def answer_in_memory(
-        self, context: JobContext, words: list[str], version_id: int, *, folder: Path, variables: Any
+        self,
+        context: JobContext,
+        words: list[str],
+        version_id: int,
+        *,
+        folder: Path,
+        variables: Any,
+        **limits: Any,
     ) -> dict[str, Any]:
         content = (folder / "set.jsonl").read_bytes()
         if words[0] == "seal":
             return {"data": {"examples": len(ROWS), "refused": self.refused}}
-        self.keys.append(variables.get("OPENAI_API_KEY"))
+        assert "OPENAI_API_KEY" not in variables, "the environment's own calls would use it"
+        self.words = words
+        for path in (folder / MODELS).glob("*/*/*.json"):
+            record = ModelRevision.model_validate_json(path.read_bytes())
+            assert PulledModel(path.with_suffix(""), record).fault() is None
+            self.model_files = {file.filename for file in record.files}
+        self.keys.append(variables.get("WANDER_SEALED_KEY"))
         if self.error is not None:
             return {"error": self.error}
         manifest, lines = self.run_of(self.wheel, model="echo")
@@ -70,11 +94,12 @@ async def command(hub, run_of, monkeypatch) -> Command:
     return made
 
 
-def work(hub) -> None:
+def work(hub, **settings: Any) -> None:
     """Do all jobs about sealed sets."""
     queue = settle_failures(TableQueue.of(hub.settings, hub.database))
     storage = hub.client._transport.app.state.storage
-    worker = sealed_worker.worker(hub.settings, hub.database, storage, queue, "http://hub")
+    changed = hub.settings.model_copy(update=settings)
+    worker = sealed_worker.worker(changed, hub.database, storage, queue, "http://hub")
     assert worker is not None
     worker.run_waiting()
 
@@ -178,6 +203,31 @@ async def test_a_key_that_a_restart_lost_has_to_be_submitted_again(hub, command,
     assert "submit the play again" in row["error"]
 
 
+async def test_a_play_that_was_killed_is_not_sent_twice(hub, command):
+    commitment = await sealed(hub)
+    await play(hub, commitment)
+    with hub.database.write(HUB) as session:
+        session.execute(update(SealedPlay).values(exposed_at=now()))
+    work(hub)
+    found = await shown(hub, commitment)
+    (row,) = found["plays"]
+    assert ("the hub stopped during the play" in row["error"], found["exposures"]) == (True, 1)
+    assert command.keys == []
+
+
+async def test_a_row_without_evidence_shows_no_reward(hub, command):
+    """A submitter could send rollouts that the hub does not post, to keep them from the readers."""
+    commitment = await sealed(hub)
+    await play(hub, commitment)
+    work(hub)
+    await hub.client.put(f"/api/v1/sealed/{commitment}/opening", json={}, headers=hub.auth())
+    work(hub, max_run_bytes=1)
+    found = await shown(hub, commitment)
+    (row,) = found["plays"]
+    assert (found["state"], row["run_id"], row["level"], row["reward_mean"]) == ("opened", None, None, None)
+    assert "larger than this hub's limit" in row["error"]
+
+
 async def test_what_cannot_be_sealed_played_or_opened(hub, command):
     content = make_set(ROWS)
     early = await create(hub, content, opens_at="2020-01-01T00:00:00Z")
@@ -203,6 +253,123 @@ async def test_what_cannot_be_sealed_played_or_opened(hub, command):
     later = {"opens_at": (now() + timedelta(days=8)).isoformat()}
     assert (await hub.client.put(place, json=later, headers=hub.auth())).json()["code"] == "later_date"
     assert (await hub.client.put(place, json={}, headers=hub.auth("bob"))).status_code == 403
+
+
+async def test_the_hub_plays_its_own_models_without_an_exposure(hub, command, monkeypatch):
+    files = checkpoint()
+    made = await pushed(hub.client, hub.auth("bob"), files, owner="bob", private=True)
+    assert made.status_code == 201, made.text
+    commitment = await sealed(hub)
+    model = {"model": "bob/ttt", "endpoint": None, "key": None}
+    for user, changes, code in (
+        ("alice", {}, "model_not_found"),
+        ("bob", {"key": KEY}, "key_unused"),
+        ("bob", {"model": "echo"}, "bad_model"),
+    ):
+        assert (await play(hub, commitment, user, **(model | changes))).json()["code"] == code
+    assert (await play(hub, commitment, **model)).status_code == 201
+    work(hub)
+    found = await shown(hub, commitment)
+    (row,) = found["plays"]
+    name = f"bob/ttt@{made.json()['revision']}"
+    assert (row["model"], row["host"], row["level"], found["exposures"]) == (name, None, "sealed", 0)
+    assert command.words[command.words.index("-m") + 1] == f"hub:{name}"
+    assert "-b" not in command.words
+    assert command.model_files == set(files)
+    for _ in range(9):
+        assert (await play(hub, commitment, **model)).status_code == 201
+    work(hub)
+    assert (await play(hub, commitment, **model)).json()["code"] == "too_many_plays"
+
+    user = "alice"
+    assert (await pushed(hub.client, hub.auth(user), files)).status_code == 201
+    monkeypatch.setattr(service, "_WEIGHT_BYTES", 2**40)
+    refused = await play(hub, commitment, user, model="alice/ttt", endpoint=None, key=None)
+    assert refused.json()["code"] == "model_too_large"
+    monkeypatch.setattr(service, "find_spec", lambda name: None)
+    refused = await play(hub, commitment, user, model="alice/ttt", endpoint=None, key=None)
+    assert refused.json()["code"] == "no_engine"
+
+
+async def test_nothing_keeps_a_due_set_from_opening(hub, command, monkeypatch):
+    """Neither a crash after a run was posted, nor a failed job, nor a quota, nor a clock that moves back."""
+    commitment = await sealed(hub)
+    await play(hub, commitment)
+    work(hub)
+    post_run, crashes = sealed_worker._post_run, [True]
+
+    def post_and_crash(*arguments: Any) -> str:
+        run_id = post_run(*arguments)
+        if crashes:
+            raise RuntimeError(crashes.clear() or MARKER)
+        return run_id
+
+    monkeypatch.setattr(sealed_worker, "_post_run", post_and_crash)
+    await hub.client.put(f"/api/v1/sealed/{commitment}/opening", json={}, headers=hub.auth())
+    work(hub, quota_runs=0)
+    with hub.database.write(HUB) as session:
+        assert session.scalars(select(SealedSet.state)).one() == "opening"
+        failed = Job.kind == service.OPENING, Job.state == "failed"
+        long_ago = now() - timedelta(hours=1)
+        assert session.execute(update(Job).where(*failed).values(finished_at=long_ago)).rowcount == 1
+        session.execute(update(SealedSet).values(opens_at=now() + timedelta(seconds=1)))
+    sweep = sealed_worker.OpeningSweep(hub.database, TableQueue.of(hub.settings, hub.database))
+    monkeypatch.setattr(sealed_worker, "now", lambda: now() + timedelta(minutes=1))
+    sweep()
+    monkeypatch.setattr(sealed_worker, "now", now)
+    work(hub, quota_runs=0)
+    found = await shown(hub, commitment)
+    assert found["state"] == "opened"
+    (row,) = found["plays"]
+    assert (row["error"], row["level"]) == (None, "complete")
+    (run,) = (await hub.get("/api/v1/runs")).json()["data"]
+    assert run["run_id"] == row["run_id"]
+
+
+async def test_a_lost_key_file_is_not_replaced(hub, command):
+    await sealed(hub)
+    hub.settings.seal_key_file.unlink()
+    refused = await create(hub, make_set(ROWS))
+    assert (refused.status_code, refused.json()["code"]) == (503, "seal_key_unavailable")
+    assert not hub.settings.seal_key_file.exists()
+
+
+async def test_the_key_of_a_canceled_play_is_deleted(hub, command):
+    commitment = await sealed(hub)
+    await play(hub, commitment)
+    with hub.database.write(HUB) as session:
+        job = session.scalars(select(Job).where(Job.kind == service.PLAY)).one()
+        settle_failures(TableQueue.of(hub.settings, hub.database)).cancel(session, job.id)
+        assert memory.take_key(job.payload["key"]) is None
+
+
+async def test_a_full_disk_does_not_refuse_a_set(hub, command, monkeypatch):
+    monkeypatch.setattr(sealed_worker, "_write", lambda *_: os.open("/dev/full/x", os.O_RDONLY))
+    commitment = await sealed(hub)
+    assert (await shown(hub, commitment))["state"] == "checking"
+
+
+def test_only_the_folders_of_killed_processes_are_swept():
+    code = (
+        "import os; from wander_hub.sealed.memory import memory_folder\n"
+        "with memory_folder() as folder: print(folder, flush=True); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    left = Path(killed.stdout.strip())
+    (left / "set.jsonl").write_text(MARKER)
+    with memory.memory_folder() as used:
+        for folder in (left, used):
+            os.utime(folder, (0, 0))
+        memory.sweep()
+        assert (left.exists(), used.exists()) == (False, True)
+
+
+def test_shown_rewards_are_rounded():
+    """Otherwise, the code of an environment could write hidden text into a reward."""
+    fields = dict.fromkeys(RunSummary.model_fields, 1)
+    summary = RunSummary.model_construct(**fields | {"reward_mean": 123456.789, "reward_low": 0.123456789})
+    shown_part = service.public_part(summary)
+    assert (shown_part["reward_mean"], shown_part["reward_low"]) == (123500.0, 0.1235)
 
 
 async def test_examples_that_were_exchanged_do_not_open(hub, command):

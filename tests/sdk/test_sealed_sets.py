@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from wander import SingleTurnEnv
+from wander.clients import transport
 from wander.clients.transport import PUBLIC_ONLY, AiohttpTransport, TransportError
 from wander.environment import Environment
 from wander.errors import ConfigError
@@ -75,14 +76,17 @@ async def test_a_guarded_process_reaches_no_private_address(chat_server, monkeyp
     url = chat_server.url.replace("127.0.0.1", "localhost")
 
     async def ask() -> int:
-        transport = AiohttpTransport(url, {}, timeout=5, connect_timeout=5, max_connections=1)
+        asking = AiohttpTransport(url, {}, timeout=5, connect_timeout=5, max_connections=1)
         try:
-            return (await transport.get("/models")).status
+            return (await asking.get("/models")).status
         finally:
-            await transport.close()
+            await asking.close()
 
     monkeypatch.setenv(PUBLIC_ONLY, "")
     with pytest.raises(TransportError, match="no address that may be called"):
         await ask()
+    monkeypatch.setattr(transport, "is_allowed", lambda address, networks: True)
+    with pytest.raises(TransportError, match="no address that may be called"):
+        await ask()  # a public address without TLS would get the key as plain text
     monkeypatch.setenv(PUBLIC_ONLY, "127.0.0.0/8")
     assert await ask() == 200

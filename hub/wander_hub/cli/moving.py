@@ -26,7 +26,8 @@ from wander_hub.storage import Storage
 def export(file: Path, owner: str | None, data: Path | None, as_json: bool) -> None:
     """Write all environments, runs, boards and models to one archive. The hub may be running.
 
-    Private environments and models are included. Tokens, passwords, roles and the audit log are not.
+    Private environments and models are included. Tokens, passwords, roles, the audit log and sealed task sets
+    are not.
 
     \b
     wander-hub export hub.tar
@@ -43,6 +44,8 @@ def export(file: Path, owner: str | None, data: Path | None, as_json: bool) -> N
             f"{counts['environments']} environments, {counts['rows']} rows and {counts['objects']} objects"
         )
         print_row(counts, as_json, f"exported {content} to `{file}`")
+        if sealed := counts["sealed_sets"]:
+            click.echo(f"left out {sealed} sealed task sets, which only this hub can open", err=True)
 
 
 @click.command("import", cls=Command)

@@ -42,6 +42,8 @@ class Context:
     base_url: str = ""
     origin: audit.Origin | None = None
     """Origin for the audit log; None for a partial request, which is recorded when the whole is complete."""
+    has_quota: bool = True
+    """Whether quotas limit what is added. They must not keep the runs of a sealed set from readers."""
 
     def read(self) -> AbstractContextManager[Session]:
         """Open a read-only session that sees what the caller may see."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 
 from wander_hub import audit
 from wander_hub.accounts.repository import owner_named
 from wander_hub.database import Database
+from wander_hub.environments.models import Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.operation import archive
 from wander_hub.operation.backup import write_rows
 from wander_hub.operation.belongings import needed_objects, roots_of, statements
+from wander_hub.sealed.models import SealedSet
 from wander_hub.storage import Storage
 
 FORMAT = "wander.archive/1"
@@ -23,7 +25,8 @@ FORMAT = "wander.archive/1"
 def export(
     database: Database, storage: Storage, path: Path, *, origin: audit.Origin, owner: str | None = None
 ) -> dict[str, int]:
-    """Write the archive; return the number of its rows, objects and environments.
+    """Write the archive; return the number of its rows, objects and environments, and of the sealed sets that
+    it leaves out.
 
     An interrupted export leaves no file with the final name, and starts again from the beginning.
     """
@@ -53,8 +56,16 @@ def write_archive(
             objects = needed_objects(connection, roots)
             total = select(func.count()).select_from(roots["environments"].subquery())
             environments = connection.scalar(total) or 0
+            sealed = connection.scalar(_sealed_sets(roots["environments"])) or 0
         archive.write(file, rows, storage, objects)
-    counts = {"rows": count, "objects": len(objects), "environments": environments}
+    counts = {"rows": count, "objects": len(objects), "environments": environments, "sealed_sets": sealed}
     with database.write() as session:
         audit.record(session, origin, owner=owner, target=owner or "", **counts)
     return counts
+
+
+def _sealed_sets(environments: Select[Any]) -> Select[int]:
+    """Return the statement for the number of sealed sets that stay here, because only this hub has their
+    keys."""
+    sets = select(func.count()).select_from(SealedSet).join(Version, Version.id == SealedSet.version_id)
+    return sets.where(Version.environment_id.in_(environments), SealedSet.state != "refused")

@@ -54,6 +54,7 @@ def settle_failures(queue: Queue) -> Queue:
     queue.on_failure |= {
         verification.KIND: verification.keep_failures,
         sealed.CHECK: sealed.keep_failures,
+        sealed.PLAY: sealed.forget_keys,
         delivery.KIND: partial(delivery.keep_failures, queue),
     }
     return queue

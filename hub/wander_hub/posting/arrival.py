@@ -89,7 +89,7 @@ def announce(context: Context, wanted: NewRun) -> tuple[TransferInfo, bool]:
         if not known and is_poster(session, other, user_id) and is_known(session, other, sha256):
             run_id, known = other, True
         if not known:
-            own = quotas.poster(session, context.caller.user)
+            own = quotas.poster(session, context.caller.user) if context.has_quota else None
             quotas.require_quota(session, settings, own, stored_bytes=len(text), runs=1)
         announcement = transfers.Announcement(
             digest=sha256,

@@ -106,9 +106,9 @@ def finish(context: Context, arrived: transfers.Arrived) -> transfers.MakeVisibl
         place = posting.require_permission(session, pinned.manifest, caller)
         signature = RunSignature.model_validate(stated) if (stated := transfer.stated["signature"]) else None
         key = signing.verify_signature(session, caller, signature, sha256) if signature else None
-        limited = quotas.lock_poster(
-            session, context.settings, caller.user
-        )  # lock owners before environments
+        limited = None
+        if context.has_quota:  # lock owners before environments
+            limited = quotas.lock_poster(session, context.settings, caller.user)
         environments.lock_environment(session, place[0])
         audit.about(session, target=run_id, sha256=sha256, private=transfer.stated["private"])
         run = _run(transfer, pinned.manifest, place, finished, caller)

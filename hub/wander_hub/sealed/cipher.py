@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 import zstandard
@@ -34,28 +35,38 @@ class SealKeeper:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def new_key(self, commitment: str) -> tuple[bytes, bytes]:
-        """Return a new data key, and the same key encrypted with the hub's key."""
+    def new_key(self, commitment: str, *, first: bool) -> tuple[bytes, bytes]:
+        """Return a new data key, and the same key encrypted with the hub's key. Raises `WrongKey`.
+
+        Only the `first` key creates the file. If the file is lost later, a new one would hide the loss until
+        the older sets cannot be opened.
+        """
         key = AESGCM.generate_key(8 * _KEY_BYTES)
-        return key, _encrypt(self._hub_key(create=True), key, f"key {commitment}")
+        return key, _encrypt(self._hub_key(create=first), key, f"key {commitment}")
 
     def unwrap(self, wrapped: bytes, commitment: str) -> bytes:
         """Return a data key. Raises `WrongKey`."""
         return _decrypt(self._hub_key(create=False), wrapped, f"key {commitment}")
 
     def _hub_key(self, *, create: bool) -> bytes:
-        if create:
-            with contextlib.suppress(FileExistsError):
-                descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(secrets.token_hex(_KEY_BYTES) + "\n")
         try:
+            if create and not self._path.exists():
+                self._create()
             key = bytes.fromhex(self._path.read_text().strip())
         except (OSError, ValueError) as error:
             raise WrongKey("the file with the hub's key for sealed sets cannot be read") from error
         if len(key) != _KEY_BYTES:
             raise WrongKey("the file with the hub's key for sealed sets does not contain a key of 32 bytes")
         return key
+
+    def _create(self) -> None:
+        """Write the file with a new key, which exists as a whole or not at all."""
+        with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=".seal-") as file:  # mode 600
+            file.write(secrets.token_hex(_KEY_BYTES) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):  # another process created it
+                os.link(file.name, self._path)
 
 
 def seal(key: bytes, content: bytes, what: str) -> bytes:

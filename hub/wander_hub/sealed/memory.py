@@ -6,6 +6,7 @@ They are in `/dev/shm`, which never reaches a disk, except as swap, which operat
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -17,6 +18,8 @@ from pathlib import Path
 ROOT = Path("/dev/shm")  # noqa: S108 - only folders that this user creates with mode 700 are used
 _KEPT_SECONDS = 24 * 3600.0
 """Age after which a key that no worker took is deleted."""
+_NEW_SECONDS = 5.0
+"""Age below which a folder may not be locked yet by the process that made it."""
 
 
 def is_available() -> bool:
@@ -26,13 +29,8 @@ def is_available() -> bool:
 
 def leave_key(key: str) -> str:
     """Keep a submitter's key for the worker; return the name under which the worker takes it."""
-    folder = _keys_folder()
-    for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_mtime < time.time() - _KEPT_SECONDS:
-                path.unlink()
     name = secrets.token_hex(16)
-    descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(_keys_folder() / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(key)
     return name
@@ -40,8 +38,8 @@ def leave_key(key: str) -> str:
 
 def take_key(name: str) -> str | None:
     """Return the key with this name and delete it; None if it is gone."""
-    path = _keys_folder() / name
     try:
+        path = _keys_folder() / name
         key = path.read_text()
     except FileNotFoundError:
         return None
@@ -53,15 +51,38 @@ def take_key(name: str) -> str | None:
 def memory_folder() -> Iterator[Path]:
     """Provide a folder in memory, which is deleted with everything in it.
 
-    Folders of processes that were killed are deleted first.
+    The folder is locked, so that `sweep` recognizes the folders of processes that were killed. The ids of
+    processes would not tell, because a container that restarts gives the same ids again.
     """
-    mark = f"wander-sealed-{os.getuid()}-"
-    for left in ROOT.glob(f"{mark}*"):
-        process = left.name.removeprefix(mark).partition("-")[0]
-        if left.stat().st_uid == os.getuid() and not Path("/proc", process).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{mark}{os.getpid()}-", dir=ROOT) as folder:
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(prefix=_mark(), dir=ROOT) as folder:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(folder)
+        finally:
+            os.close(descriptor)
+
+
+def sweep() -> None:
+    """Delete the folders of processes that were killed, and keys that no worker took."""
+    for folder in ROOT.glob(f"{_mark()}*"):
+        with contextlib.suppress(OSError):  # in use, or already deleted
+            if folder.lstat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < _NEW_SECONDS:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
+    with contextlib.suppress(OSError):
+        for path in _keys_folder().iterdir():
+            if path.stat().st_mtime < time.time() - _KEPT_SECONDS:
+                path.unlink()
+
+
+def _mark() -> str:
+    return f"wander-play-{os.getuid()}-"
 
 
 def _keys_folder() -> Path:

@@ -49,7 +49,8 @@ class SealedPlay(Base):
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"), unique=True)
     submitted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     model: Mapped[str] = mapped_column(Text)
-    host: Mapped[str] = mapped_column(Text)
+    host: Mapped[str | None] = mapped_column(Text)
+    """Host of the endpoint; None if the hub runs the model itself."""
     created_at: Mapped[datetime]
     exposed_at: Mapped[datetime | None]
     """Time when the hub began to send the questions; None if it did not."""

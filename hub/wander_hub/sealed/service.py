@@ -5,14 +5,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload, undefer
-from wander.system.addresses import is_inner
+from wander.errors import ConfigError
+from wander.system.addresses import is_inner, is_listed
 from wander.wire import ModelPin, RunSummary
 from wander.wire import transfers as wire
+from wander.wire.models import parse_model
 from wander.wire.transfers import NewSealedPlay, SealedSetInfo, SealedSetList, SealOpening
 from wander.wire.untrusted_text import RefusedText
 
@@ -24,10 +28,12 @@ from wander_hub.environments.repository import readable
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import OPEN, Job, TableQueue
+from wander_hub.models import service as models
+from wander_hub.models.models import Revision
 from wander_hub.rights import rights
 from wander_hub.runs import manifest as manifests
 from wander_hub.sealed import memory
-from wander_hub.sealed.cipher import SealKeeper, seal, sealing_off
+from wander_hub.sealed.cipher import SealKeeper, WrongKey, seal, sealing_off
 from wander_hub.sealed.models import SealedPlay, SealedSet
 from wander_hub.settings import Settings
 
@@ -38,7 +44,13 @@ MOST_SETS = 20
 MOST_PLAYS = 10
 """Maximum number of plays of one user and set. The mean reward of a play tells something about the answers,
 so unlimited plays would reveal them."""
+_SHOWN_ROWS, _SHOWN_LETTERS = 20, 1000
+_DIGITS = 4
+"""Significant digits of the rewards that are shown until a set opens."""
 _LONGEST = timedelta(days=3660)
+_RETRIED_AFTER = timedelta(minutes=10)
+_WEIGHT_BYTES = 4
+"""Bytes of a parameter in memory: models are run in float32."""
 
 
 def keeper_of(settings: Settings) -> SealKeeper:
@@ -97,7 +109,14 @@ def create(
         detail = f"{opens_at:%Y-%m-%d %H:%M} UTC is in the past, or more than ten years from now"
         raise HubProblem(422, "bad_date", detail, hint="choose another date")
     commitment = wire.commitment_of(content)
-    key, wrapped = keeper.new_key(commitment)
+    with context.read() as session:
+        encrypted = select(SealedSet.id).where(SealedSet.wrapped_key.is_not(None)).limit(1)
+        first = session.scalar(encrypted) is None
+    try:
+        key, wrapped = keeper.new_key(commitment, first=first)
+    except WrongKey as error:
+        hint = "its operator has to restore the file `WANDER_HUB_SEAL_KEY_FILE`"
+        raise HubProblem(503, "seal_key_unavailable", str(error), hint=hint) from error
     ciphertext = seal(key, content, f"set {commitment}")
 
     def record(session: Session) -> SealedSetInfo:
@@ -134,12 +153,14 @@ def create(
 
 
 def request_play(context: Context, commitment: str, wanted: NewSealedPlay) -> SealedSetInfo:
-    """Submit a play of a set with the model of an endpoint."""
+    """Submit a play of a set with the model of an endpoint, or with a model of the hub."""
     keeper_of(context.settings)
-    if (fault := _address_fault(wanted.endpoint, context.settings)) is not None:
-        hint = "name the public base URL of an OpenAI-compatible endpoint"
-        raise HubProblem(422, "bad_endpoint", f"the endpoint cannot be used: {fault}", hint=hint)
-    manifests.check_model(ModelPin(name=wanted.model, kind="OpenAIClient", base_url=wanted.endpoint))
+    if wanted.endpoint is not None:
+        _check_endpoint(wanted.model, wanted.endpoint, context.settings)
+    elif wanted.key is not None:
+        raise HubProblem(422, "key_unused", "a key needs an endpoint", hint="name one, or leave out the key")
+    else:
+        _require_engine()
     key = None if wanted.key is None else memory.leave_key(wanted.key)
     options = wanted.model_dump(include={"endpoint", "rollouts", "temperature", "max_tokens"})
 
@@ -149,9 +170,15 @@ def request_play(context: Context, commitment: str, wanted: NewSealedPlay) -> Se
         if not rights.may(context.caller, "results", environment):
             raise rights.refusal(context.caller, "results", environment)
         _require_sealed(found)
+        if wanted.endpoint is None:
+            revision, host = find_model(session, context.settings, wanted.model), None
+            model = f"{revision.model.owner.name}/{revision.model.name}@{revision.revision}"
+        else:
+            model, host = wanted.model, urlsplit(wanted.endpoint).netloc
         mine = select(func.count()).select_from(SealedPlay).join(SealedPlay.job)
         mine = mine.where(SealedPlay.set_id == found.id, SealedPlay.submitted_by_id == context.caller.user_id)
-        counted = SealedPlay.exposed_at.is_not(None) | Job.state.in_(OPEN)
+        counted = SealedPlay.exposed_at.is_not(None) | SealedPlay.summary.is_not(None)
+        counted |= Job.state.in_(OPEN)
         if session.scalars(mine.where(counted)).one() >= MOST_PLAYS:
             raise HubProblem(
                 409,
@@ -159,13 +186,12 @@ def request_play(context: Context, commitment: str, wanted: NewSealedPlay) -> Se
                 f"each user may play a sealed set {MOST_PLAYS} times, to protect its answers",
                 hint="wait until the set opens, then evaluate on it yourself",
             )
-        host = urlsplit(wanted.endpoint).netloc
-        audit.about(session, target=commitment, owner=environment.owner.name, model=wanted.model, host=host)
+        audit.about(session, target=commitment, owner=environment.owner.name, model=model, host=host)
         queue = TableQueue.of(context.settings, context.database)
         payload: dict[str, Any] = {
             "version_id": found.version_id,
             "key": key,
-            "model": wanted.model,
+            "model": model,
             **options,
         }
         name = f"{PLAY} {secrets.token_hex(8)}"
@@ -174,7 +200,7 @@ def request_play(context: Context, commitment: str, wanted: NewSealedPlay) -> Se
             set_id=found.id,
             job_id=job_id,
             submitted_by_id=context.caller.user_id,
-            model=wanted.model,
+            model=model,
             host=host,
             created_at=now(),
         )
@@ -191,6 +217,37 @@ def request_play(context: Context, commitment: str, wanted: NewSealedPlay) -> Se
         raise
 
 
+def _check_endpoint(model: str, endpoint: str, settings: Settings) -> None:
+    """Raise a problem for an endpoint that the hub must not call, or for the invalid name of a model."""
+    if (fault := _address_fault(endpoint, settings)) is not None:
+        hint = "name the public base URL of an OpenAI-compatible endpoint"
+        raise HubProblem(422, "bad_endpoint", f"the endpoint cannot be used: {fault}", hint=hint)
+    manifests.check_model(ModelPin(name=model, kind="OpenAIClient", base_url=endpoint))
+
+
+def _require_engine() -> None:
+    """Raise a problem if this machine cannot run models."""
+    if find_spec("torch") is None or find_spec("transformers") is None:
+        hint = "name an endpoint, or ask the hub's operator to install `wander-sdk[transformers]`"
+        raise HubProblem(409, "no_engine", "this hub cannot run models: PyTorch is not installed", hint=hint)
+
+
+def find_model(session: Session, settings: Settings, word: str) -> Revision:
+    """Return the revision that `owner/name[@revision]` names; raise a problem if the session's reader may not
+    see it, or if it needs too much memory."""
+    try:
+        named = parse_model(word)
+    except ConfigError as error:
+        raise HubProblem(422, "bad_model", str(error), hint=error.hint) from None
+    model = models.find(session, named.owner, named.name)
+    revision = models.find_revision(session, model, named.revision or models.LATEST)
+    most = settings.seal_memory_bytes // (2 * _WEIGHT_BYTES)
+    if revision.parameters > most:
+        detail = f"the model has {revision.parameters:,} parameters; this hub runs models with {most:,}"
+        raise HubProblem(422, "model_too_large", detail, hint="name an endpoint that serves the model")
+    return revision
+
+
 def _address_fault(endpoint: str, settings: Settings) -> str | None:
     """Return what is wrong with the address of an endpoint, or None."""
     try:
@@ -198,12 +255,23 @@ def _address_fault(endpoint: str, settings: Settings) -> str | None:
         host, _port = parts.hostname, parts.port
     except ValueError:
         return "it is not a valid address"
-    schemes = {"https", "http"} if settings.seal_networks else {"https"}
-    if parts.scheme not in schemes:
+    networks = settings.seal_networks
+    if parts.scheme != "https" and not (
+        parts.scheme == "http" and networks and _may_be_plain(host, networks)
+    ):
         return "it must start with `https:`"
     if not host or parts.username is not None or parts.query or parts.fragment:
         return "it must have a host, but no user, no query and no fragment"
-    return "it is in a private network" if is_inner(host, settings.seal_networks) else None
+    return "it is in a private network" if is_inner(host, networks) else None
+
+
+def _may_be_plain(host: str | None, networks: Sequence[str]) -> bool:
+    """Return whether a host may be in one of the networks: all names, which are checked at the connection,
+    and addresses in them."""
+    try:
+        return is_listed(ip_address(host or ""), networks)
+    except ValueError:
+        return True
 
 
 def _require_sealed(found: SealedSet) -> None:
@@ -246,9 +314,13 @@ def open_earlier(context: Context, commitment: str, wanted: SealOpening) -> Seal
 
 
 def submit_opening(session: Session, queue: TableQueue, due: SealedSet) -> None:
-    """Submit the job that opens a set, unless it exists."""
+    """Submit the job that opens a set, unless it exists. If it failed or was canceled, it is tried again
+    after a while, because a set must open."""
     payload = {"set": due.id, "version_id": due.version_id}
-    queue.submit(session, OPENING, f"{OPENING} {due.id}", payload, created_by=due.created_by_id)
+    job_id = queue.submit(session, OPENING, f"{OPENING} {due.id}", payload, created_by=due.created_by_id)
+    finished = session.get_one(Job, job_id).finished_at
+    if finished is not None and finished < now() - _RETRIED_AFTER:
+        queue.retry(session, job_id)
 
 
 def opened_file(session: Session, commitment: str) -> bytes:
@@ -263,11 +335,24 @@ def opened_file(session: Session, commitment: str) -> bytes:
     return content
 
 
+def opened_rows(session: Session, commitment: str) -> list[str]:
+    """Return the first examples of an opened set for its page, as JSON of limited length."""
+    lines = opened_file(session, commitment).decode().splitlines()[1 : 1 + _SHOWN_ROWS]
+    return [line if len(line) <= _SHOWN_LETTERS else f"{line[:_SHOWN_LETTERS]}..." for line in lines]
+
+
 def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
     """Refuse the sets whose check failed permanently, and forget what they contain."""
     for job in session.scalars(select(Job).where(Job.id.in_(job_ids)).order_by(Job.id)).all():
         checked = session.get_one(SealedSet, int(job.payload["set"]))
         refuse(checked, job.error or "its check was canceled")
+
+
+def forget_keys(session: Session, job_ids: Sequence[int]) -> None:
+    """Delete the keys of plays that were canceled before a worker took them."""
+    for job in session.scalars(select(Job).where(Job.id.in_(job_ids))).all():
+        if job.payload["key"] is not None:
+            memory.take_key(job.payload["key"])
 
 
 def refuse(checked: SealedSet, reason: str) -> None:
@@ -297,8 +382,9 @@ def _rank(play: wire.SealedPlay) -> tuple[bool, float, int]:
 
 
 def _play_info(play: SealedPlay) -> wire.SealedPlay:
-    summary = play.summary or {}
-    level = (play.run.level if play.run is not None else "sealed") if play.summary is not None else None
+    # A play that did not become a run has no evidence, so its reward is not shown any more.
+    summary = play.summary if play.summary is not None and play.error is None else {}
+    level = play.run.level if play.run is not None else "sealed" if summary else None
     return fill(
         wire.SealedPlay,
         play,
@@ -312,7 +398,12 @@ def _play_info(play: SealedPlay) -> wire.SealedPlay:
 
 
 def public_part(summary: RunSummary) -> dict[str, Any]:
-    """Return the aggregates of a play that everyone may see."""
-    return summary.model_dump(
-        include={"rollouts", "failed", "reward_mean", "reward_low", "reward_high"}, mode="json"
-    )
+    """Return the aggregates of a play that everyone may see.
+
+    Rewards are rounded, because the code of an environment could write hidden text into their last digits.
+    """
+    rewards = {name: getattr(summary, name) for name in ("reward_mean", "reward_low", "reward_high")}
+    rounded = {
+        name: None if value is None else float(f"{value:.{_DIGITS}g}") for name, value in rewards.items()
+    }
+    return {"rollouts": summary.rollouts, "failed": summary.failed, **rounded}

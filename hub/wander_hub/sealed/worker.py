@@ -23,6 +23,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, joinedload, undefer
 from wander.wire import RunDetail, RunSummary
+from wander.wire.models import SCHEME
 from wander.wire.postings import ROLLOUTS
 from wander.wire.transfers import commitment_of
 
@@ -45,6 +46,7 @@ from wander_hub.jobs import (
     TableQueue,
     worker_name,
 )
+from wander_hub.models import service as models
 from wander_hub.posting.arrival import post_whole
 from wander_hub.posting.reading import lines_that_count
 from wander_hub.rights.tokens import identity_of_user
@@ -55,14 +57,14 @@ from wander_hub.sealed.cipher import MOST_PLAIN_BYTES, SealKeeper, WrongKey, sea
 from wander_hub.sealed.models import SealedPlay, SealedSet
 from wander_hub.settings import MIB, Settings
 from wander_hub.storage import Storage
-from wander_hub.verification.program import OF_THE_PACKAGE, ClientProgram
+from wander_hub.verification.program import MODELS, OF_THE_PACKAGE, ClientProgram
 from wander_hub.verification.worker import client_program
 
 logger = logging.getLogger("wander_hub")
 
 _PASSED_ON = (JobCanceled, JobPostponed, JobRefused, JobUnfinished, LeaseLost, SQLAlchemyError)
 """Exceptions whose message contains nothing of a set."""
-_SAID = {
+_TEXTS = {
     "authentication_failed": "the endpoint refused the key",
     "endpoint_unreachable": "the endpoint could not be reached",
     "model_not_found": "the endpoint does not have this model",
@@ -73,9 +75,20 @@ _SAID = {
     "no_examples": "the set has no examples that can be played",
 }
 """Public texts for the codes of errors."""
-_KEY_GONE = "the endpoint's key is gone because the hub restarted; submit the play again"
+_MODEL_TEXTS = _TEXTS | {
+    "model_not_found": "the hub cannot load the model",
+    "config_error": "the hub cannot load the model",
+    "missing_extra": "the hub lacks a library that the model needs",
+}
+"""The same for models that the hub runs."""
+_KEY_GONE = "the endpoint's key is gone because the hub restarted or failed; submit the play again"
 _MOST_BYTES = 64 * MIB
 """Maximum size of the encrypted rollouts of a play."""
+_KEY_VARIABLE = "WANDER_SEALED_KEY"
+"""Variable with the submitter's key. `OPENAI_API_KEY` would also pay for the calls of the environment's own
+code, such as a judge's, which would send hidden answers to an account of the submitter."""
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+"""Variables that keep libraries of models from downloading anything."""
 _NETWORKS = "WANDER_ENDPOINT_NETWORKS"
 """Variable that limits the addresses to which `wander` connects (`wander.clients.transport`)."""
 _LENGTH = struct.Struct(">Q")
@@ -94,6 +107,8 @@ def discreet(work: Callable[[Any, JobContext], Work]) -> Callable[[Any, JobConte
             raise
         except WrongKey as error:
             raise JobPostponed(str(error)) from None
+        except OSError as error:  # such as a full disk
+            raise JobPostponed(f"the hub failed with a system error ({error.errno})") from None
         except Exception as error:  # noqa: BLE001 - its message must not be logged
             kind = type(error).__name__
         raise JobRefused(f"the hub failed with an internal error ({kind})")
@@ -153,6 +168,7 @@ class SetChecker:
 
     sets: _Sets
     program: ClientProgram
+    memory_bytes: int
 
     @discreet
     def __call__(self, context: JobContext) -> Work:
@@ -162,7 +178,10 @@ class SetChecker:
         with memory.memory_folder() as folder:
             words = ["seal", "check", loaded.label, str(_write(folder / "set.jsonl", content))]
             answer = self.program.answer_in_memory(
-                context, words, loaded.version_id, folder=folder, variables={}
+                *(context, words, loaded.version_id),
+                folder=folder,
+                memory_bytes=self.memory_bytes,
+                variables={_NETWORKS: ""},
             )
         reason = _refusal_of(answer, loaded.label)
 
@@ -193,16 +212,19 @@ def _refusal_of(answer: dict[str, Any], label: str) -> str | None:
 
 @dataclass(frozen=True)
 class SetPlayer:
-    """Job handler that plays a set with the model of an endpoint."""
+    """Job handler that plays a set with the model of an endpoint, or with a model of the hub."""
 
     sets: _Sets
     program: ClientProgram
-    networks: tuple[str, ...]
+    storage: Storage
+    settings: Settings
+    hub_url: str
 
     @discreet
     def __call__(self, context: JobContext) -> Work:
         """Play a set; return a function that stores the aggregates and the encrypted rollouts."""
         database, payload = self.sets.database, context.lease.payload
+        sends = payload["endpoint"] is not None
         with database.read(HUB) as session:
             play = session.scalars(select(SealedPlay).where(SealedPlay.job_id == context.lease.job_id)).one()
             play_id, set_id, exposed = play.id, play.set_id, play.exposed_at is not None
@@ -211,26 +233,29 @@ class SetPlayer:
             raise JobRefused("the set opened before it was played")
         if exposed:
             raise JobRefused("the hub stopped during the play; submit it again")
-        variables = {_NETWORKS: ",".join(self.networks)}
-        if payload["key"] is not None:
-            if (key := memory.take_key(payload["key"])) is None:
-                raise JobRefused(_KEY_GONE)
-            variables["OPENAI_API_KEY"] = key
+        variables = self._variables(payload["key"])
         data_key, content = self.sets.key(loaded), self.sets.file(loaded)
         with memory.memory_folder() as folder:
             run = folder / "run"
             words = _words(payload, loaded.label, _write(folder / "set.jsonl", content), run)
-            _mark_exposed(database, play_id, now())
+            if sends:
+                _mark_exposed(database, play_id, now())
+            else:
+                self._provide_model(play_id, payload["model"], folder)
             try:
                 answer = self.program.answer_in_memory(
-                    context, words, loaded.version_id, folder=folder, variables=variables
+                    *(context, words, loaded.version_id),
+                    folder=folder,
+                    memory_bytes=self.settings.seal_memory_bytes,
+                    variables=variables,
                 )
             finally:
-                if not (run / "run.json").exists():  # the endpoint failed before the first question
+                if sends and not (run / "run.json").exists():  # it failed before the first question
                     _mark_exposed(database, play_id, None)
             if (error := answer.get("error")) is not None:
                 code = _code_of(error)
-                raise JobRefused(_SAID.get(code, f"the evaluation failed (`{code}`)"))
+                texts = _TEXTS if sends else _MODEL_TEXTS
+                raise JobRefused(texts.get(code, f"the evaluation failed (`{code}`)"))
             manifest = (run / "run.json").read_bytes()
             with zstandard.open(run / f"{ROLLOUTS}.zst") as file:  # compressed at the end of an evaluation
                 rollouts = file.read(MOST_PLAIN_BYTES + 1)
@@ -253,6 +278,40 @@ class SetPlayer:
 
         return keep
 
+    def _variables(self, key_name: str | None) -> dict[str, str]:
+        """Return the variables of `wander eval`, with the submitter's key."""
+        variables = {_NETWORKS: ",".join(self.settings.seal_networks)} | _OFFLINE
+        if key_name is not None:
+            if (key := memory.take_key(key_name)) is None:
+                raise JobRefused(_KEY_GONE)
+            variables[_KEY_VARIABLE] = key
+        return variables
+
+    def _provide_model(self, play_id: int, name: str, folder: Path) -> None:
+        """Put the files of a model where `wander eval` finds a model that was pulled, if the submitter may
+        still read it."""
+        with self.sets.database.read(HUB) as session:
+            play = session.get_one(SealedPlay, play_id)
+            user = accounts.user_with_owners(session, play.submitted_by_id)
+            submitter = identity_of_user(session, user, HUB.token)
+        if submitter is None:
+            raise JobRefused("the account of its submitter is disabled")
+        try:
+            with self.sets.database.read(submitter) as session:
+                revision = service.find_model(session, self.settings, name)
+                record = models.describe_revision(revision, self.hub_url)
+        except HubProblem as problem:
+            raise JobRefused(problem.detail) from None
+        files = folder / MODELS / record.owner / record.name / record.revision
+        files.mkdir(parents=True)
+        files.with_suffix(".json").write_text(record.model_dump_json())
+        for file in record.files:
+            if (stored := self.storage.local_path(file.sha256)) is not None:
+                (files / file.filename).symlink_to(stored.absolute())
+                continue
+            with (files / file.filename).open("wb") as copy:
+                copy.writelines(self.storage.pieces(file.sha256))
+
 
 def _words(payload: dict[str, Any], label: str, set_file: Path, run: Path) -> list[str]:
     """Return the command line that plays a set."""
@@ -262,8 +321,13 @@ def _words(payload: dict[str, Any], label: str, set_file: Path, run: Path) -> li
         for name in ("temperature", "max_tokens")
         if payload[name] is not None
     }
-    words = ["eval", label, "-m", payload["model"], "-b", payload["endpoint"], "-n", "all"]
-    words += ["-r", str(payload["rollouts"]), "--out", str(run)]
+    words = ["eval", label, "-n", "all", "-r", str(payload["rollouts"]), "--out", str(run)]
+    if payload["endpoint"] is not None:
+        words += ["-m", payload["model"], "-b", payload["endpoint"]]
+        settings["key_variable"] = _KEY_VARIABLE
+    else:
+        words += ["-m", f"{SCHEME}{payload['model']}"]
+        settings["device"] = "cpu"
     return words + [
         word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")
     ]
@@ -305,8 +369,8 @@ class SetOpener:
         loaded = self.sets.load(int(context.lease.payload["set"]))
         if loaded.state not in ("sealed", "opening"):
             return lambda session: None
-        if loaded.opens_at > now():
-            raise JobUnfinished("the set does not open yet")
+        if loaded.state == "sealed" and loaded.opens_at > now():
+            raise JobPostponed("the set does not open yet")
         key = self.sets.key(loaded)
         if loaded.state == "sealed":
             content = self.sets.file(loaded)
@@ -347,7 +411,9 @@ class SetOpener:
             error = "the account of its submitter is disabled"
         else:
             origin = Origin("run.post", identity.user, detail={"sealed": commitment})
-            poster = Context(identity, database, self.storage, self.settings, self.hub_url, origin)
+            poster = Context(
+                *(identity, database, self.storage, self.settings, self.hub_url, origin), has_quota=False
+            )
             try:
                 run_id = _post_run(poster, text, rollouts)
             except HubProblem as problem:
@@ -381,13 +447,15 @@ def _post_run(poster: Context, manifest: bytes, rollouts: bytes) -> str:
 
 
 class OpeningSweep:
-    """Finds sets whose time has come, and submits the jobs that open them."""
+    """Finds sets whose time has come, and submits the jobs that open them. Deletes what killed workers
+    left in memory."""
 
     def __init__(self, database: Database, queue: TableQueue) -> None:
         self._database, self._queue = database, queue
 
     def __call__(self) -> None:
         """Search once."""
+        memory.sweep()
         due = select(SealedSet.id).where(
             SealedSet.state.in_(("sealed", "opening")), SealedSet.opens_at <= now()
         )
@@ -415,8 +483,8 @@ def worker(
         return None
     sets, program = _Sets(database, keeper), client_program(settings, database, hub_url)
     handlers: dict[str, Handler] = {
-        service.CHECK: SetChecker(sets, program),
-        service.PLAY: SetPlayer(sets, program, settings.seal_networks),
+        service.CHECK: SetChecker(sets, program, settings.seal_memory_bytes),
+        service.PLAY: SetPlayer(sets, program, storage, settings, hub_url),
         service.OPENING: SetOpener(sets, storage, settings, hub_url),
     }
     look = OpeningSweep(database, queue)

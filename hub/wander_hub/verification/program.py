@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import joinedload
@@ -42,7 +42,7 @@ from wander_hub.rights.tokens import add_token
 logger = logging.getLogger("wander_hub")
 
 _START = """
-import os, runpy, signal, threading
+import os, resource, runpy, signal, threading
 
 def end_with_hub(lifeline):
     os.read(lifeline, 1)
@@ -50,6 +50,8 @@ def end_with_hub(lifeline):
 
 threading.Thread(target=end_with_hub, args=(os.dup(0),), daemon=True).start()
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+if most := int(os.environ.pop("WANDER_JOB_MEMORY", "0")):
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 runpy.run_module("wander_client", run_name="__main__", alter_sys=True)
 """
 """Starts `wander` so that it is killed when the hub exits for any reason: its standard input is a pipe from
@@ -67,6 +69,8 @@ _FOLDERS = {
 }
 """Usual folders below a home folder, so that paths do not reveal to environment code that it runs on a
 hub."""
+MODELS = f"{_FOLDERS['CACHE']}/models/hub"
+"""Folder of models that `wander` runs (`wander.models.pulled`), below the folder of a command in memory."""
 _LONGEST_LINE = 16 << 20
 _MOST_OUTPUT = 64 << 20
 """Maximum bytes of a command's output that are read: its answer, and one progress line per second."""
@@ -87,12 +91,29 @@ OF_THE_PACKAGE = frozenset(
         *("lock_unserved", "unlockable", "python_version", "incompatible_sdk", "no_sdk", "no_wheel"),
         *("no_environment", "no_digest", "bad_arguments", "yanked", "uv_failed", "bad_pyproject"),
         *("lock_address", "unsafe_package", "bad_wheel", "build_needed", "unpublished_release"),
-        "arguments_of_another",
+        *("arguments_of_another", "set_not_found", "set_sealed"),
         *("version_not_found", "version_deleted", "version_yanked", "run_withdrawn", "run_not_found"),
     }
 )
 """Codes of errors that are the fault of a run or of its package. All other codes, including future ones,
 count as faults of the hub."""
+
+
+class Scratch(NamedTuple):
+    """A folder in memory for everything that a command writes."""
+
+    folder: Path
+    most_bytes: int
+
+    def check(self) -> None:
+        """Raise `JobRefused` if the files in it are too large."""
+        size = 0
+        for folder, _, names in os.walk(self.folder):
+            for name in names:
+                with suppress(OSError):  # it was deleted in the meantime
+                    size += Path(folder, name).lstat().st_size
+        if size > self.most_bytes:
+            raise JobRefused(f"it writes more than {self.most_bytes:,} bytes")
 
 
 class ClientProgram:
@@ -140,17 +161,20 @@ class ClientProgram:
         version_id: int,
         *,
         folder: Path,
+        memory_bytes: int,
         variables: Mapping[str, str],
     ) -> dict[str, Any]:
         """Run a command that writes everything except installed environments below `folder`; return its whole
-        answer, which may be an error."""
+        answer, which may be an error.
+
+        None of its processes gets more than `memory_bytes`, and the folder, which is in memory, half of it.
+        """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
         own = {f"WANDER_{name}_DIR": str(folder / path) for name, path in _FOLDERS.items() if name != "DATA"}
         with self._lend_token(context.lease.job_id, version_id) as secret:
+            own |= {"TMPDIR": str(folder), "WANDER_JOB_MEMORY": str(memory_bytes), **variables}
             words = [*words, "--json", confinement]
-            return self._execute(
-                context, words, secret, None, folder, {"TMPDIR": str(folder), **own, **variables}
-            )
+            return self._execute(context, words, secret, None, Scratch(folder, memory_bytes // 2), own)
 
     def _answer(
         self, context: JobContext, words: list[str], secret: str, seconds: float | None
@@ -186,12 +210,12 @@ class ClientProgram:
         words: list[str],
         secret: str,
         seconds: float | None,
-        log_folder: Path | None = None,
+        scratch: Scratch | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         """Run the command; return its answer."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        log_folder = log_folder or self._folder
+        log_folder = scratch.folder if scratch is not None else self._folder
         passed = {
             name: value
             for name, value in os.environ.items()
@@ -230,7 +254,7 @@ class ClientProgram:
         log = threading.Thread(target=_keep_log, args=(process.stderr, own_log), daemon=True)
         log.start()
         try:
-            return self._follow(context, process, seconds)
+            return self._follow(context, process, seconds, scratch)
         finally:
             with suppress(ProcessLookupError):  # all of its processes have already exited
                 os.killpg(process.pid, signal.SIGKILL)
@@ -241,9 +265,14 @@ class ClientProgram:
                 own_log.replace(log_folder / f"{words[0]}.log")
 
     def _follow(
-        self, context: JobContext, process: subprocess.Popen[bytes], seconds: float | None
+        self,
+        context: JobContext,
+        process: subprocess.Popen[bytes],
+        seconds: float | None,
+        scratch: Scratch | None,
     ) -> dict[str, Any]:
-        """Read the command's lines until its answer; raise if the job is canceled or takes too long."""
+        """Read the command's lines until its answer; raise if the job is canceled or takes too long, or if
+        its files are too large."""
         assert process.stdout is not None
         lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
@@ -252,6 +281,8 @@ class ClientProgram:
         last: dict[str, Any] = {}
         while True:
             context.check()
+            if scratch is not None:
+                scratch.check()
             if time.monotonic() > until:
                 raise JobRefused(f"it takes longer than the limit of {limit:.0f} s")
             try:

@@ -121,7 +121,8 @@ def list_runs(
 def show_sealed_set(visit: Visiting, commitment: str) -> Response:
     """A sealed task set: when it opens, and who has played it."""
     found = sealed.info_of(sealed.find(visit.session, commitment), visit.base_url)
-    return visit.page("sealed.html", found=found, label=f"{found.owner}/{found.environment}")
+    rows = sealed.opened_rows(visit.session, commitment) if found.opened_at is not None else []
+    return visit.page("sealed.html", found=found, rows=rows, label=f"{found.owner}/{found.environment}")
 
 
 @router.get("/models")

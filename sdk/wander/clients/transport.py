@@ -28,7 +28,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from wander.errors import ConfigError
-from wander.system.addresses import is_allowed
+from wander.system.addresses import is_allowed, is_listed
 from wander.system.proxies import SOCKS, BadProxy, find_proxy
 from wander.types import start_lower
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 PUBLIC_ONLY = "WANDER_ENDPOINT_NETWORKS"
-"""Variable that limits connections to public addresses and to the networks that it lists, separated by
-commas. A hub sets it when it plays for somebody else. Without it, every address is allowed."""
+"""Variable that limits connections to public addresses with TLS and to the networks that it lists, separated
+by commas. A hub sets it when it plays for somebody else. Without it, every address is allowed."""
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+\.?\d*)s)?(?:(\d+\.?\d*)ms)?")
 _UNITS = (86400, 3600, 60, 1, 0.001)
 _YEAR_2001 = 1e9
@@ -51,6 +51,8 @@ answer."""
 MAX_ANSWER_BYTES = 1 << 27
 """Maximum size of a response. A completion with token ids and log-probabilities takes some kilobytes per
 token."""
+_MAX_GUARDED_BYTES = 1 << 23
+"""The same in a process with `PUBLIC_ONLY`, which asks for neither and does not trust the endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,8 @@ class AiohttpTransport(Transport):
         max_connections: int | None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
-        self._max_answer_bytes = max_answer_bytes
+        guarded = PUBLIC_ONLY in os.environ
+        self._max_answer_bytes = min(max_answer_bytes, _MAX_GUARDED_BYTES) if guarded else max_answer_bytes
         self.base_url = without_credentials(base_url).rstrip("/")
         parts = urlsplit(base_url)
         self._query = f"?{parts.query}" if parts.query else ""
@@ -227,7 +230,7 @@ class AiohttpTransport(Transport):
             self._loop = loop
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=self._limit, ttl_dns_cache=300, resolver=_guarded_resolver()
+                    limit=self._limit, ttl_dns_cache=300, resolver=_guarded_resolver(self.base_url)
                 ),
                 headers=self._headers,
                 timeout=self._timeout,
@@ -244,25 +247,29 @@ class _GuardedResolver(aiohttp.ThreadedResolver):
     aiohttp connects to the addresses that it returns, so a name server cannot change its answer in between.
     """
 
-    def __init__(self, networks: Sequence[str]) -> None:
+    def __init__(self, networks: Sequence[str], *, public: bool) -> None:
         super().__init__()
         self._networks = networks
+        self._is_allowed = is_allowed if public else is_listed
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Return the allowed addresses of a host. Raises `OSError` if no address is allowed."""
         found = await super().resolve(host, port, family)
-        allowed = [entry for entry in found if is_allowed(ip_address(entry["host"]), self._networks)]
+        allowed = [entry for entry in found if self._is_allowed(ip_address(entry["host"]), self._networks)]
         if not allowed:
             raise OSError(None, f"`{host}` has no address that may be called")
         return allowed
 
 
-def _guarded_resolver() -> AbstractResolver | None:
+def _guarded_resolver(url: str) -> AbstractResolver | None:
     """Return the resolver for a process with `PUBLIC_ONLY`, otherwise None."""
     networks = os.environ.get(PUBLIC_ONLY)
-    return None if networks is None else _GuardedResolver([part for part in networks.split(",") if part])
+    if networks is None:
+        return None
+    listed = [part for part in networks.split(",") if part]
+    return _GuardedResolver(listed, public=url.startswith("https:"))
 
 
 class SdkTransport(Transport):

@@ -15,6 +15,11 @@ _TRANSLATED = IPv6Network("64:ff9b::/96")
 """IPv4 addresses behind a translator (RFC 6052), which IPv6-only networks use for all of IPv4."""
 
 
+def is_listed(address: Address, networks: Iterable[str]) -> bool:
+    """Return whether an address is in one of the networks."""
+    return any(address in ip_network(network, strict=False) for network in networks)
+
+
 def is_allowed(address: Address, networks: Iterable[str]) -> bool:
     """Return whether an address is public or in an allowed network."""
     if isinstance(address, IPv6Address):
@@ -25,7 +30,7 @@ def is_allowed(address: Address, networks: Iterable[str]) -> bool:
             inner = IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_allowed(inner, networks)
-    if any(address in ip_network(network, strict=False) for network in networks):
+    if is_listed(address, networks):
         return True
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return False

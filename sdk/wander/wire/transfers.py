@@ -193,8 +193,9 @@ class NewSealedPlay(Body):
     """Request to play a sealed set with a model."""
 
     model: Line = Field(min_length=1, max_length=300)
-    endpoint: Address = Field(min_length=1, max_length=1000)
-    """Base URL of an OpenAI-compatible endpoint."""
+    """Model of the endpoint; without an endpoint, `owner/name[@revision]` of a model on the hub."""
+    endpoint: Address | None = Field(default=None, min_length=1, max_length=1000)
+    """Base URL of an OpenAI-compatible endpoint; None lets the hub run one of its models."""
     key: Word | None = Field(default=None, repr=False)
     """Key of the endpoint, which the hub uses for this play and does not store."""
     rollouts: int = Field(default=1, ge=1, le=64)
@@ -215,8 +216,8 @@ class SealedPlay(Record):
 
     id: Count
     model: Line
-    host: Line
-    """Host that received the questions."""
+    host: Line | None
+    """Host that received the questions; None if the hub ran the model itself."""
     submitted_by: Line
     created_at: datetime
     finished_at: datetime | None = None

@@ -143,8 +143,12 @@ def show(name: SetName) -> None:
 @app.command("play")
 def play(
     name: SetName,
-    model: Annotated[str, Option("-m", "--model", help="model of the endpoint")],
-    endpoint: Annotated[str, Option("-b", "--endpoint", help="URL of an OpenAI-compatible endpoint")],
+    model: Annotated[
+        str, Option("-m", "--model", help="model of the endpoint, or OWNER/MODEL[@revision] on the hub")
+    ],
+    endpoint: Annotated[
+        str | None, Option("-b", "--endpoint", help="URL of an OpenAI-compatible endpoint")
+    ] = None,
     key_variable: Annotated[
         str, Option("--key-variable", help="environment variable with the endpoint's key")
     ] = "OPENAI_API_KEY",
@@ -153,18 +157,22 @@ def play(
     max_tokens: Annotated[int | None, Option(min=1, help="maximum tokens of an answer")] = None,
     wait: Annotated[bool, Option("--wait/--no-wait", help="wait for the result, or only submit")] = True,
 ) -> int:
-    """Let the hub play a sealed set with your model, at an endpoint that the hub can reach.
+    """Let the hub play a sealed set with a model at an endpoint, or with a model that is on the hub.
 
     \b
     wander seal play acme/math -m NAME -b https://api.example.com/v1
+    wander seal play acme/math -m acme/policy
 
-    The endpoint receives the questions. The hub uses your key for this play only and does not store it. Until
-    the set opens, you see the mean reward and nothing else. Afterwards, your rollouts become a public run.
+    With `-b`, the endpoint receives the questions, and the hub uses your key for this play only and does not
+    store it. Without `-b`, the hub runs the model on its own processors, and the questions do not leave it.
+    Until the set opens, you see the mean reward and nothing else. Afterwards, your rollouts become a public
+    run.
     """
     from wander.wire.transfers import NewSealedPlay, SealedPlay, SealedSetInfo
 
     here = current()
-    values = {"model": model, "endpoint": endpoint, "key": os.environ.get(key_variable), "rollouts": rollouts}
+    key = None if endpoint is None else os.environ.get(key_variable)
+    values = {"model": model, "endpoint": endpoint, "key": key, "rollouts": rollouts}
     body = validate(
         NewSealedPlay, {**values, "temperature": temperature, "max_tokens": max_tokens}, "see `--help`"
     )
@@ -278,7 +286,7 @@ def _answer(found: SealedSetInfo) -> None:
             rows = [
                 [
                     played.model,
-                    played.host,
+                    played.host or "this hub",
                     played.submitted_by,
                     played.reward_mean,
                     played.level or played.state,
