@@ -181,15 +181,18 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_commands() -> Iterator[None]:
-    """Fork the commands of tests from processes that have imported them: two seconds less for each hub."""
+    """Fork the commands and checks of tests from processes that have imported them: 2 s less for a hub."""
     import live_hub
-    from warm_programs import WarmCommands
+    from wander.worker.process import program
+    from warm_programs import WarmCommands, WarmProbes
 
+    commands, probes = WarmCommands(), WarmProbes(program._run_in_session)
     with pytest.MonkeyPatch.context() as patch:
-        commands = WarmCommands()
         patch.setattr(live_hub, "starter", commands.start)
+        patch.setattr(program, "_run_in_session", probes.run_in_session)
         yield
-        commands.close()
+    commands.close()
+    probes.close()
 
 
 @pytest.fixture(scope="session")

@@ -22,12 +22,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 _WORKER, _SCRIPTED = "wander.worker.__main__", "wander_client/models/scripted_host.py"
+_PROBE = "wander.checks.probe"
+_OF_A_CHECK = {"PYTHONHASHSEED", "TZ", "LANG"}
 _COMMANDS = {"wander": "wander_client.main", "wander-hub": "wander_hub.cli.main"}
 _HEADER_BYTES, _MOST_FILES = 1 << 16, 16
 
@@ -192,6 +194,48 @@ class WarmCommands:
             program.close()
 
 
+class WarmProbes:
+    """Stands for `wander.worker.process.program._run_in_session`; forks the processes of checks.
+
+    The two processes of a check differ in their hash seed, time zone and language. Each has its warm process.
+    """
+
+    def __init__(
+        self, run_in_session: Callable[..., AbstractContextManager[subprocess.Popen[bytes]]]
+    ) -> None:
+        self._programs: dict[frozenset[tuple[str, str]], WarmProgram] = {}
+        self._run_in_session = run_in_session
+
+    @contextmanager
+    def run_in_session(
+        self, command: Sequence[str], **options: Any
+    ) -> Iterator[subprocess.Popen[bytes] | ForkedCommand]:
+        environ, passed = options["env"], options["pass_fds"]
+        read = _read_at_start(environ)
+        # A path of modules, for example, is that of one test.
+        if [*command[:4]] != [sys.executable, "-P", "-m", _PROBE] or not read.keys() <= _OF_A_CHECK:
+            with self._run_in_session(command, **options) as process:
+                yield process
+            return
+        key = frozenset(read.items())
+        program = self._programs.get(key) or self._programs.setdefault(key, WarmProgram(_PROBE, environ))
+        out = options["stdout"].fileno()
+        files = {0: _null(), 1: out, 2: out, **{descriptor: descriptor for descriptor in passed}}
+        started = program.start([_PROBE, *command[4:]], environ, files, Path(options["cwd"]))
+        os.close(files[0])
+        forked = ForkedCommand(*started, [*command])
+        try:
+            yield forked
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(forked.pid, signal.SIGKILL)
+            forked.wait()
+
+    def close(self) -> None:
+        for program in self._programs.values():
+            program.close()
+
+
 def _name_of(command: tuple[str, ...]) -> str | None:
     if command[0] != sys.executable:
         return None
@@ -257,7 +301,7 @@ def serve(name: str, control: socket.socket) -> Callable[[], object]:
             control.close()
             for descriptor in (woken, wake, *running.values()):
                 os.close(descriptor)
-            if name == _WORKER:
+            if name in (_WORKER, _PROBE):
                 os.setsid()
             _become(json.loads(header), list(received))
             return program
@@ -283,6 +327,10 @@ def _imported(name: str) -> Callable[[], object]:
 
         to_worker.rebuild()
         return main
+    if name == _PROBE:
+        from wander.checks.probe import main as probe_main
+
+        return probe_main
     if name in _COMMANDS.values():
         # The console script's folder comes first, as for the script itself.
         sys.path.insert(0, str(Path(sys.executable).parent))
