@@ -238,8 +238,6 @@ def test_a_version_without_a_lock_is_installed(new_machine: Any) -> None:
     assert machine.wander("env", "info", "admin/say-elsewhere")["version"]["lock"] is None
     (installed,) = machine.wander("install", "admin/say-elsewhere")
     assert (installed["lock_sha256"], installed["unlocked"]) == (None, "none_published")
-    (installed,) = machine.wander("install", "admin/say-elsewhere", "--no-lock")
-    assert installed["unlocked"] == "chosen"
 
 
 def test_an_uninstallable_package_is_not_published_by_mistake(new_machine: Any) -> None:
