@@ -65,6 +65,8 @@ def hub(
         token = first_administrator(session)
     assert token is not None
     monkeypatch.setenv("WANDER_HUB", HUB_URL)
+    # After 20 s a hub builds the search of the docs, with 2 s of processor time.
+    monkeypatch.setattr("wander_hub.app._SEARCH_SECONDS", 3600.0)
     with TestClient(create_app(settings, database=database), base_url=HUB_URL) as client:
 
         def run(*words: str) -> Result:

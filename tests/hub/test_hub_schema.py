@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.testclient import TestClient
+from wander_hub import app as hub_app
 from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.rights.tokens import first_administrator
@@ -54,15 +55,19 @@ def filled(tmp_path_factory, migrated_database, make_wheel) -> Iterator[tuple[ob
     app = create_app(hub, database=database)
     spec = make_wheel()
     body = spec.build()
-    with TestClient(app) as client:
-        answer = client.post(
-            "/admin/legacy/",
-            data={":action": "file_upload", "sha256_digest": hashlib.sha256(body).hexdigest()},
-            files={"content": (spec.wheel_name, body)},
-            headers={"Authorization": f"Bearer {token}"},
-        )
-        assert answer.status_code == 200, answer.text
-        yield app, token
+    with pytest.MonkeyPatch.context() as patch:
+        # The search of the docs parses Python in a thread, and Hypothesis parses some too. At the same time,
+        # Python 3.11 may fail with "AST constructor recursion depth mismatch".
+        patch.setattr(hub_app, "_SEARCH_SECONDS", 3600.0)
+        with TestClient(app) as client:
+            answer = client.post(
+                "/admin/legacy/",
+                data={":action": "file_upload", "sha256_digest": hashlib.sha256(body).hexdigest()},
+                files={"content": (spec.wheel_name, body)},
+                headers={"Authorization": f"Bearer {token}"},
+            )
+            assert answer.status_code == 200, answer.text
+            yield app, token
 
 
 def failures_of(filled, examples: int) -> list[str]:
