@@ -18,7 +18,6 @@ from live_hub import live_hub, run_hub
 from machine import Machine
 from package_mirror import build_mirror
 from sandboxes import needs_sandbox
-from wander_client.commands import COMMANDS
 from wander_hub.cli.main import app
 from written_commands import PROGRAMS
 
@@ -31,6 +30,17 @@ CANNOT = {
     "smollm2": "needs the weights of SmolLM2 from a package index",
     "--serve vllm": "needs vLLM",
     "https://hub.example.org": "is another hub",
+    "example.org/": "is another repository: tests/client/test_import_sources.py",
+    "git@example.org": "is another repository: tests/client/test_import_sources.py",
+    "env import harbor ./": "needs a task of Harbor: tests/client/test_harbor_commands.py",
+    "env import openenv ./": "needs a folder of OpenEnv: tests/plugins/test_openenv_files.py",
+    "env import results": "needs the results of another library: tests/client/test_import_command.py",
+    ".whl --owner": "needs a published wheel: tests/client/test_import_sources.py",
+    "seal create": "needs a hub that seals: tests/system/test_sealed_sets.py",
+    "seal play": "needs a hub that seals: tests/system/test_sealed_sets.py",
+    "seal open": "needs a hub that seals: tests/system/test_sealed_sets.py",
+    "seal show": "needs a hub that seals: tests/system/test_sealed_sets.py",
+    "workflow-token": "needs a trusted workflow: tests/client/test_workflow_token.py",
     "--token-stdin": "is another hub",
     "runs regrade": "needs two versions: tests/system/test_regrading.py",
     "check . --learn": "trains for minutes: tests/client/training/test_learning_command.py",
@@ -75,11 +85,27 @@ def examples_below(
             yield from examples_below(child, below, (*words, name))
 
 
+STANDS_FOR = {
+    "env board": {
+        "acme/wordle@0.3.0": "admin/tictactoe",
+        "acme/wordle": "admin/tictactoe",
+        ":guesses": ":won",
+    },
+    "env owner transfer": {"ada/wordle": "admin/reverse-text"},
+    "env owner rename": {"acme/wordle ": "acme/wordle2 "},
+    "auth org new": {"acme": "newcomers"},
+    "auth org remove": {"acme": "newcomers"},
+    "seal check": {"acme/math@1.0.0": "acme/wordle@0.2.0"},
+}
+"""Names in the examples of some commands, and what the test's hub has instead."""
 LATER = (
+    *("auth key revoke", "auth org remove", "env owner rename", "env owner transfer"),
     *("env deprecate", "env yank", "model yank", "env uninstall", "runs withdraw", "env delete"),
     "auth logout",
 )
 """Commands that take something away, in the order in which they run after all others."""
+ASK = ("runs withdraw", "env delete", "auth org remove", "env owner transfer", "env owner rename")
+"""Commands that ask for confirmation on a terminal."""
 MAY_DIFFER = ("runs rerun", "runs compare", "runs replay", "check")
 """Commands whose exit status 1 is an answer about what they looked at."""
 
@@ -90,7 +116,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     mirror = build_mirror(tmp_path_factory.mktemp("mirror"), ["wander-sdk", "wander-client", "hatchling"])
     home = tmp_path_factory.mktemp("home")
     with live_hub(tmp_path_factory.mktemp("hub")) as hub:
-        run_hub(hub.data, "user", "add", "ada")
+        for name in ("ada", "bob"):
+            run_hub(hub.data, "user", "add", name)
         machine = Machine(home, hub, mirror)
         for name in ("acme", "lab"):
             machine.wander("auth", "org", "new", name)
@@ -116,6 +143,7 @@ def prepare(machine: Machine) -> Machine:
         words = ("-m", "scripted:tictactoe.players:careless", "-n", 20, "--seed", number % 2)
         machine.wander("eval", "admin/tictactoe", *words, "--out", f"runs/{name}")
     machine.wander("post", "runs/before")
+    (home / "hidden.jsonl").write_text('{"question": "1 + 2 =", "answer": "3"}\n')
     (home / "suite.toml").write_text(
         '[models.player]\nmodel = "scripted:tictactoe.players:careless"\n'
         '[[eval]]\nenvironment = "admin/tictactoe"\nmodel = "player"\nnum_examples = 2\n'
@@ -124,10 +152,26 @@ def prepare(machine: Machine) -> Machine:
     return machine
 
 
+def fill_in(machine: Machine, name: str, example: str, run_id: str, board: str) -> str:
+    """Return the example of a command with names that exist on the hub."""
+    typed = re.sub(r"\bRUN_ID\b|(?<=[ ])RUN\b", run_id, example).replace("1f3a5c7e", board)
+    typed = typed.replace("someone/new-env", "admin/reverse-text")
+    typed = re.sub(r"\bcheck \.(?= |$)", "check ./my-env", typed)
+    for command, names in STANDS_FOR.items():
+        if name.startswith(command):
+            for word, there in names.items():
+                typed = typed.replace(word, there)
+    if name == "auth token revoke":
+        typed = typed.replace("wnd_Ab12Cd", machine.wander("auth", "token", "new", "old")["prefix"])
+    if name == "auth key revoke":
+        typed = typed.replace("1f0c2d3e", machine.wander("auth", "key", "list")[0]["fingerprint"])
+    return f"{typed} --yes" if name in ASK and "--yes" not in typed else typed
+
+
 def test_every_example_works(machine: Machine) -> None:
     run_id = machine.wander("runs", "show", "runs/before")["run_id"]
     board = machine.wander("leaderboard", "admin/tictactoe")["board"]
-    found = [row for row in examples("wander") if row[0] in COMMANDS]
+    found = [row for row in examples("wander") if row[0]]  # the examples of `wander` itself come again below
     assert len(found) > 100
     found.sort(key=lambda one: next((1 + n for n, start in enumerate(LATER) if one[0].startswith(start)), 0))
     failed, left_out, made = [], set[str](), list[Path]()
@@ -136,12 +180,8 @@ def test_every_example_works(machine: Machine) -> None:
             if reasons := {held for held in CANNOT if held in f"{line} {name}"}:
                 left_out |= reasons
                 continue
-            typed = re.split(r" {2,}", line)[0].replace("http://127.0.0.1:8000/v1", endpoint.base_url)
-            typed = re.sub(r"\bRUN_ID\b|(?<=[ ])RUN\b", run_id, typed).replace("1f3a5c7e", str(board))
-            typed = typed.replace("someone/new-env", "admin/reverse-text")
-            typed = typed.replace("check .", "check ./my-env")
-            if name in ("runs withdraw", "env delete") and "--yes" not in typed:
-                typed += " --yes"  # which it asks for on a terminal
+            typed = fill_in(machine, name, re.split(r" {2,}", line)[0], run_id, str(board))
+            typed = typed.replace("http://127.0.0.1:8000/v1", endpoint.base_url)
             if name == "env uninstall":
                 machine.wander("install", "admin/tictactoe")
             place = machine.home
