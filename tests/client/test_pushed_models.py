@@ -271,7 +271,7 @@ def test_a_push_needs_a_name_and_a_model(hub: HubRoom, home: Path, monkeypatch: 
         (("admin/ttt@abcdef", str(folder)), 2, "names a revision"),
         (("admin/settings", str(folder)), 1, "cannot be the name of a model"),
         (("nobody/ttt", str(folder)), 3, "there is no owner `nobody`"),
-        (("admin/ttt", "runs/none"), 3, "not found"),
+        (("admin/ttt", "runs/none"), 3, "is neither a folder nor a run"),
         (("admin/ttt", str(evaluation)), 3, "it is not a training run"),
     ):
         done = hub.wander("model", "push", *words)
