@@ -40,7 +40,6 @@ CANNOT = {
     "seal play": "needs a hub that seals: tests/system/test_sealed_sets.py",
     "seal open": "needs a hub that seals: tests/system/test_sealed_sets.py",
     "seal show": "needs a hub that seals: tests/system/test_sealed_sets.py",
-    "workflow-token": "needs a trusted workflow: tests/client/test_workflow_token.py",
     "--token-stdin": "is another hub",
     "runs regrade": "needs two versions: tests/system/test_regrading.py",
     "check . --learn": "trains for minutes: tests/client/training/test_learning_command.py",
@@ -59,7 +58,6 @@ CANNOT = {
     "shard=": "plays a part: tests/client/test_shards.py",
     "runs merge": "plays a part: tests/client/test_shards.py",
     "owner leave": "asks on a terminal, and the last owner may not leave",
-    "--exclude-newer": "needs an index that has packages of that date",
     "runs verify": "needs a hub that replays: tests/system/test_verification.py",
     "wander login": "asks for a token: the README's page logs in",
 }
