@@ -85,7 +85,11 @@ ZIP = (
         "write the archive to a file on disk instead of a pipe",
     ),
     Rule("bad_flags", "a member has a flag that no wheel needs", REBUILD),
-    Rule("bad_name_encoding", "a member's name is neither ASCII nor marked, valid UTF-8", REBUILD),
+    Rule(
+        "bad_name_encoding",
+        "a member's name is neither ASCII nor valid UTF-8 that is marked as UTF-8",
+        REBUILD,
+    ),
     Rule("encrypted_member", "a member is encrypted", "write the archive without a password"),
     Rule("bad_compression", "a member is neither stored nor deflated", "compress with deflate"),
     Rule(
