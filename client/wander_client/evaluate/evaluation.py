@@ -178,7 +178,10 @@ class Evaluation:
     def open(self, log_path: Path) -> AbstractAsyncContextManager[OpenedEnvironment]:
         """Open the environment."""
         if self.opened is not None and self.settings.set_file is not None:
-            raise UsageError("`set_file` needs an environment of its own", hint="run `wander eval` with it")
+            raise UsageError(
+                "`set_file` cannot be used with an environment that is already loaded",
+                hint="run `wander eval` with `set_file`",
+            )
         if self.opened is not None:
             return contextlib.nullcontext(self.opened)
         return open_environment(

@@ -286,7 +286,7 @@ class _Machine:
 
     @contextlib.asynccontextmanager
     async def fill_with(self, key: Any) -> AsyncIterator[None]:
-        """Hold the machine while the block runs. `key` identifies the model."""
+        """Wait for the machine, and keep it until the block ends. `key` identifies the model."""
         if self._in_use:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((key, turn))

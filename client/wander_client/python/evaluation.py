@@ -122,7 +122,7 @@ async def _evaluate_on_engine(
     """Play in shards on a cluster. On cancellation, the shards are saved before it is passed on."""
     if not isinstance(model, str):
         raise UsageError(
-            "an engine loads the model on other machines",
+            "an engine does not accept a loaded model, because it loads the model on other machines",
             hint="pass the name of a model, as for `wander eval -m`",
         )
     address = EngineAddress.parse(word)

@@ -26,7 +26,7 @@ _TAKEN = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.I)
 
 
 class Compression:
-    """Plain ASGI middleware that compresses complete texts, but no streams and no files with byte ranges."""
+    """ASGI middleware that compresses complete texts, but neither streams nor files with byte ranges."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

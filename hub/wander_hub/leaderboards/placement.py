@@ -267,7 +267,7 @@ class _Boards:
             self._folds[first] = board
 
     def _give_up_turn(self, board: Board, entry: BoardEntry) -> None:
-        """Make a run stop counting, and fold the runs below it again."""
+        """Stop counting a run, and mark the runs that were folded under it to be folded again."""
         if entry.counts:
             self._discount(board, entry)
         entry.folded_into = None

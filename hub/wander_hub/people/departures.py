@@ -80,7 +80,7 @@ def lock_user(session: Session, name: str) -> User:
 
 
 def no_user(name: str) -> HubProblem:
-    """Return the problem of a name that no user has."""
+    """Return the 404 problem for a user that does not exist."""
     hint = "`wander-hub user list` lists the users"
     return HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`", hint=hint)
 

@@ -43,7 +43,7 @@ class _PostedRun:
 
 
 def export(session: Session, storage: Storage, run: Run, kind: ExportFormat, base_url: str) -> Response:
-    """Return the run as a file of another tool. Raises a 422 problem if it is too large or has no result."""
+    """Return the run in another tool's format. Raises a 422 problem if it is too large or has no result."""
     if service.count_of(run) > MOST_EXPORTED:
         raise HubProblem(
             422,

@@ -90,5 +90,5 @@ def _keys_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     facts = folder.lstat()
     if folder.is_symlink() or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise PermissionError(f"`{folder}` belongs to another user, or others may read it")
+        raise PermissionError(f"`{folder}` belongs to another user, or other users may read it")
     return folder

@@ -348,7 +348,7 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 def _code_of(error: dict[str, Any]) -> str:
-    """Return the code of an error of the `wander` command, which never contains a part of an example."""
+    """Return an error's code, or `unknown` if the code could contain a part of an example."""
     code = str(error.get("code"))
     return code if code.replace("_", "").isalnum() and code.isascii() and len(code) <= 40 else "unknown"
 

@@ -25,7 +25,7 @@ def hand_out_token(
     """Create a token of the administrator on an empty hub, or on any hub if `new` is true.
 
     The token is written to the file (mode 0600) or to standard output, and stored nowhere else. Standard
-    error reports the result, also if a file was requested but no token was created. A first start also prints
+    error reports the result, even if a file was requested but no token was created. A first start also prints
     how to sign in with a browser, with the option for the `data` folder.
     """
 

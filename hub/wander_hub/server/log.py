@@ -20,7 +20,7 @@ def log_to_stderr(style: str = "text") -> None:
 
 
 class LogFormatter(logging.Formatter):
-    """Formats a record so that each of its lines, also those of a traceback, starts with time, level and
+    """Formats a record so that each of its lines, including a traceback's, starts with time, level and
     request id.
 
     Tokens are removed, because users may put one into an address or a name by mistake.

@@ -62,7 +62,7 @@ class AnonymousPages:
         await self._app(scope, receive, self._keeping(address, tag, send))
 
     def _keeping(self, address: str, tag: str, send: Send) -> Send:
-        """Return a `send` that adds the entity tag to a page, and caches a page of one message."""
+        """Return a `send` that adds the entity tag to a page, and caches a page whose body is one message."""
         started: Message | None = None
 
         async def send_and_keep(message: Message) -> None:

@@ -146,7 +146,7 @@ def check_state(state: FinalState, roots: Sequence[str]) -> Iterator[tuple[Chang
     contain.
     """
     if state.too_large:
-        raise ValueError("the state was too large to keep its contents")
+        raise ValueError("the state is incomplete: it was too large to keep the contents of its files")
     if len(state.files) > MOST_FILES:
         raise ValueError(f"the state has more than {MOST_FILES} changes")
     contents = [_check_change(change, roots) for change in state.files]

@@ -46,7 +46,7 @@ class Regrading:
     graded: int = 0
     """Rollouts that the new version graded from their recorded completions."""
     changed: int = 0
-    """Graded rollouts whose reward is another now."""
+    """Graded rollouts whose reward changed."""
     failed: int = 0
     """Graded rollouts that failed in the new version; they are recorded as failed."""
     resumed: int = 0

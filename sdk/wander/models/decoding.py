@@ -476,7 +476,7 @@ class ConversationCache:
         return self.buffers.read(ids.to(device), positions.to(device))
 
     def reserve(self, columns: int) -> bool:
-        """Make room for more columns, and a result; return whether the rows moved to other buffers."""
+        """Make room for `columns` and one result column. Return whether the rows moved to other buffers."""
         capacity, needed = self.held.window.capacity, self.used + columns + 1
         if needed <= capacity:
             return False

@@ -337,7 +337,10 @@ def policy_client(model: Any, loaded: LoadedModel, settings: GRPOSettings, engin
     chat = ChatOptions(settings.model.template_date, settings.model.merge_system)
     client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine, chat=chat)
     if problem := ending_problem(client.format):
-        raise ConfigError(problem, hint="`wander model sft` does so in the model that it makes")
+        raise ConfigError(
+            problem,
+            hint="or fine-tune the model first: `wander model sft` writes a model that declares this end",
+        )
     return client
 
 

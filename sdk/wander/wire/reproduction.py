@@ -74,7 +74,7 @@ class Reproduction(Record):
     """Digest of the SDK's own modules. It distinguishes two states of the code with the same version
     number."""
     changes: SourceChanges | None = None
-    """Uncommitted changes, if any; None also if the working folder is not in a repository."""
+    """Uncommitted changes. None without changes, or if the working folder is not in a repository."""
     allowed: list[AllowedChange] = Field(default_factory=list)
 
     def told(self) -> str:

@@ -149,7 +149,7 @@ def read_json(text: bytes | str, kind: TextKind, *, finite: bool = True) -> Any:
 
 
 def read_record(model: type[Model], text: bytes | str, kind: TextKind) -> Model:
-    """Parse a JSON text as a record; raises `RefusedText` for a text over a limit, or an unfit one.
+    """Parse a JSON text as a record. Raises `RefusedText` if the text exceeds a limit or does not fit.
 
     The text is parsed before it is validated. If pydantic parsed it, each validation error would hold a copy
     of the value that it describes.

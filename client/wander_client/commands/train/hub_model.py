@@ -43,7 +43,9 @@ def push(
     here = current()
     if internal and (private is not None or name.startswith(HF_SCHEME)):
         hint = f"on {HF_SCHEME} pass `--private`" if private is None else "pass one of them"
-        raise UsageError("`--internal` excludes `--private`, `--public` and Hugging Face", hint=hint)
+        raise UsageError(
+            "`--internal` cannot be used with `--private`, `--public` or Hugging Face", hint=hint
+        )
     if name.startswith(HF_SCHEME):
         pushed = push_to_hugging_face(here, model, name, private=private)
         here.output.answer(pushed, f"pushed {HF_SCHEME}{pushed.name}@{pushed.revision[:12]}\n{pushed.url}")

@@ -237,7 +237,7 @@ def _dependencies(project: dict[str, Any]) -> set[str]:
 
 
 def _readme(folder: Path, project: dict[str, Any]) -> Path | None:
-    """Return the project's README, also if it is declared in a table or in another format."""
+    """Return the project's README, even if it is declared in a table or is not Markdown."""
     stated = project.get("readme")
     stated = stated.get("file") if isinstance(stated, dict) else stated
     names = [stated] if isinstance(stated, str) else ["README.md", "README.rst", "README.txt", "README"]

@@ -300,7 +300,7 @@ async def _start_process(
 ) -> str:
     """Start the child with the channel as its standard input, and return its folder.
 
-    Raises `SandboxError`, also if the required sandbox is not available.
+    Raises `SandboxError` if the child cannot be started, or if the required sandbox is not available.
     """
     limits, interpreter = repl.limits, repl.python or sys.executable
     # -s and -P exclude user packages and the current folder. -I would also ignore PYTHONHASHSEED.
