@@ -52,9 +52,7 @@ def train(
     setting: Overrides = None,
     argument: EnvironmentArguments = None,
     out: Annotated[Path | None, Option("-o", "--out", help="the run's folder")] = None,
-    log: Annotated[
-        list[Tracker] | None, Option(help="also log the metrics to this tracker; repeatable")
-    ] = None,
+    log: Annotated[list[Tracker] | None, Option(help="also log metrics to this tracker; repeatable")] = None,
     started_from: Annotated[
         str | None,
         Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
