@@ -331,9 +331,11 @@ class Database:
         self.engine.dispose()
 
 
-def _note_change(connection: Connection, _cursor: Any, statement: str, *rest: Any) -> None:
+def _note_change(connection: Connection, cursor: Any, statement: str, *rest: Any) -> None:
     match = _CHANGE.match(statement)
-    if match is not None and match[1].lower() not in _UNSHOWN_TABLES:
+    # Periodic clean-up mostly finds nothing. With RETURNING, the number is not known before rows are fetched.
+    is_empty = cursor.rowcount == 0 and "RETURNING" not in statement
+    if match is not None and not is_empty and match[1].lower() not in _UNSHOWN_TABLES:
         context = rest[1]
         if not context.execution_options.get("quiet"):
             connection.info["changed"] = True

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, false, text, update
 from wander_hub.database import _UNSHOWN_TABLES, Base, ContentRevision
+from wander_hub.environments.models import Environment
 from wander_hub.identity import HUB
 from wander_hub.operation import tables  # noqa: F401 - registers every table
 from wander_hub.web import anonymous
@@ -80,6 +81,18 @@ async def test_a_page_is_rendered_again_only_after_a_change(hub, run_of, make_wh
         tag = answer.headers["etag"]
     await changed_by(hub, "PUT", f"{API}/visibility", {"private": True})
     assert (await hub.get(PAGE, headers=HTML | {"If-None-Match": tag})).status_code == 404
+
+
+async def test_a_statement_that_changes_no_row_leaves_pages_cached(hub):
+    await hub.publish()
+    before = revision(hub)
+    with hub.database.write(HUB) as session:
+        for table in Base.metadata.sorted_tables:
+            session.execute(table.delete().where(false()))
+    assert revision(hub) == before
+    with hub.database.write(HUB) as session:
+        session.execute(update(Environment).values(marks="x").returning(Environment.id))
+    assert revision(hub) == before + 1
 
 
 async def test_cached_pages_depend_on_user_and_headers(hub):
