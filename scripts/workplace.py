@@ -150,7 +150,9 @@ class Workplace:
         if not self.hub_file.exists():
             return None
         pid = int(json.loads(self.hub_file.read_text())["pid"])
-        listed = subprocess.run(["ps", "-p", str(pid), "-o", "args="], capture_output=True, text=True).stdout
+        listed = subprocess.run(
+            ["ps", "-ww", "-p", str(pid), "-o", "args="], capture_output=True, text=True
+        ).stdout
         return pid if "wander-hub" in listed else None
 
     def stop_hub(self) -> None:

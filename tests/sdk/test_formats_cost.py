@@ -38,5 +38,5 @@ def test_ten_thousand_rollouts_are_exported_quickly(tmp_path: Path, kind: Format
             peaks.append(tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()
-    # 500 more examples are 3 MB of text. An archive keeps the names of its files.
-    assert peaks[1] - peaks[0] < 1_500_000, peaks
+    # 1,500 more rollouts are over 8 MB of text. `zipfile` keeps 1 kB for the entry of each rollout.
+    assert peaks[1] - peaks[0] < 2_000_000, peaks

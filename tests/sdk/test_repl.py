@@ -385,7 +385,7 @@ async def test_closing_a_box_also_ends_processes_that_left_their_group(made):
 
 
 def commands_like(mark: str) -> list[str]:
-    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in shown.splitlines() if line == mark]
 
 

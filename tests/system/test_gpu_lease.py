@@ -82,7 +82,7 @@ def test_a_lease_that_is_stopped_leaves_no_program_behind(program: str, tmp_path
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    running = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
     assert program not in running
 
 
