@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from wander_hub.operation.backup import back_up
 from wander_hub.operation.job_queue import settle_failures
 from wander_hub.sealed import memory, service
 from wander_hub.sealed import worker as sealed_worker
+from wander_hub.sealed.cipher import SealKeeper
 from wander_hub.sealed.models import SealedPlay, SealedSet
 from wander_hub.settings import Settings
 from wander_hub.verification.program import MODELS
@@ -332,6 +334,30 @@ async def test_a_lost_key_file_is_not_replaced(hub, command):
     refused = await create(hub, make_set(ROWS))
     assert (refused.status_code, refused.json()["code"]) == (503, "seal_key_unavailable")
     assert not hub.settings.seal_key_file.exists()
+
+
+def test_processes_that_create_the_key_together_use_the_same_key(tmp_path):
+    keepers = [SealKeeper(tmp_path / "seal.key") for _ in range(16)]
+    with ThreadPoolExecutor(len(keepers)) as threads:
+        made = list(threads.map(lambda keeper: keeper.new_key("set", first=True), keepers))
+    assert [path.name for path in tmp_path.iterdir()] == ["seal.key"]
+    assert [keepers[0].unwrap(wrapped, "set") for _, wrapped in made] == [key for key, _ in made]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_accepted"),
+    [
+        ("http://10.1.2.3/v1", True),
+        ("http://10.2.2.3/v1", False),
+        ("http://192.0.2.1/v1", False),
+        ("http://8.8.8.8/v1", False),
+        ("https://8.8.8.8/v1", True),
+        ("http://[::ffff:8.8.8.8]/v1", False),
+    ],
+)
+def test_a_listed_network_allows_http_to_its_addresses_and_to_no_others(tmp_path, endpoint, is_accepted):
+    settings = Settings(data=tmp_path, seal_networks=["10.1.0.0/16"])
+    assert (service._address_fault(endpoint, settings) is None) is is_accepted
 
 
 async def test_the_key_of_a_canceled_play_is_deleted(hub, command):
