@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 
 from wander.wire.verification import VerificationInfo
 
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
+from wander_client.hub.waiting import watch
 
 
 def watch_verification(hub: HubApi, verification: VerificationInfo) -> Iterator[VerificationInfo]:
     """Yield the state of a verification from time to time, until it has ended."""
-    pause = 0.25
-    while verification.state in ("queued", "running"):
-        time.sleep(pause)
-        pause = min(5.0, pause * 1.25)
-        verification = hub.verification(verification.id)
-        yield verification
+    return watch(
+        verification,
+        lambda state: hub.verification(state.id),
+        lambda state: state.state in ("queued", "running"),
+    )
 
 
 @contextlib.contextmanager

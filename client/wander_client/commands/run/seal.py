@@ -256,19 +256,19 @@ def _wait(
     hub: HubApi, found: SealedSetInfo, text: str, is_waiting: Callable[[SealedSetInfo], bool]
 ) -> SealedSetInfo:
     """Return a set when the hub's work on it has ended."""
-    pause, began = 0.25, time.monotonic()
+    from wander_client.hub.waiting import watch
+
+    last, began = found, time.monotonic()
     try:
         with current().output.progress(text, None, unit="s") as bar:
-            while is_waiting(found):
-                time.sleep(pause)
-                pause = min(5.0, pause * 1.25)
-                found = _set(hub, found.commitment)
+            for seen in watch(found, lambda seen: _set(hub, seen.commitment), is_waiting):
+                last = seen
                 bar.update(int(time.monotonic() - began))
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted; the hub continues", hint=f"see the result: `wander seal show {found.commitment}`"
         ) from None
-    return found
+    return last
 
 
 def _answer(found: SealedSetInfo) -> None:
