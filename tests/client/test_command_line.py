@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import click
 import httpx
@@ -21,11 +22,16 @@ from wander.errors import (
     MissingExtra,
     RunError,
 )
+from wander.evals.export import Format
+from wander.train.watch import plots
+from wander.wire import TOKEN_SCOPES, Role
+from wander.wire.environments import VerificationLevel
 from wander_client import errors
-from wander_client.commands import COMMANDS, FIRST_SCREEN, GROUPS, load
+from wander_client.commands import COMMANDS, FIRST_SCREEN, GROUPS, LazyGroup, load
 from wander_client.context import current
 from wander_client.failures import explain
 from wander_client.main import main
+from wander_client.packages.scaffold import KINDS
 
 GROUPED = [name for name in COMMANDS if " " in name]
 ROWS = r"(?m)^  (\S+) {2,}\S"
@@ -112,6 +118,30 @@ def test_a_value_outside_of_the_choices_is_explained(wander: Wander) -> None:
     assert result.status == 2
     assert "`--level best` is unknown" in result.err
     assert "use `complete`, `rescored` or `replayed`" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "known"),
+    [
+        ("env owner add", "role", get_args(Role)),
+        ("auth token new", "scope", TOKEN_SCOPES),
+        ("runs list", "level", get_args(VerificationLevel)),
+        ("runs export", "format", get_args(Format)),
+        ("runs plot", "across", get_args(plots.Across)),
+        ("new", "kind", tuple(KINDS)),
+    ],
+)
+def test_the_choices_of_options_are_those_of_the_values_that_they_become(
+    words: str, option: str, known: tuple[str, ...]
+) -> None:
+    command: click.Command = LazyGroup()
+    for word in words.split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), word)
+        assert found is not None
+        command = found
+    (choices,) = [param.type.choices for param in command.params if param.name == option]  # type: ignore[attr-defined]
+    assert tuple(choices) == known
 
 
 def test_an_error_names_the_flag_that_was_typed(wander: Wander) -> None:
