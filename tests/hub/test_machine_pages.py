@@ -1,4 +1,4 @@
-"""What programs read beside the API: llms.txt, and the descriptions of pages."""
+"""Pages for programs, in addition to the API: llms.txt, and the descriptions of pages."""
 
 from __future__ import annotations
 
