@@ -19,7 +19,7 @@ from wander.models.loading import torch_device
 from wander.train.config import LoggingSection, ModelSection, ScheduleSection
 from wander.train.distributed import is_launched
 from wander.train.internals import save_checkpoint, wrap_checkpoints
-from wander.train.records.checkpoints import SavedCheckpoint
+from wander.train.records.checkpoints import SEAL, SavedCheckpoint
 from wander.train.records.record import TrainingRecord
 
 CHECKPOINTING = next(
@@ -121,9 +121,11 @@ def train_until_interrupted(
 
 
 def save_now(trainer: Any) -> None:
-    """Save a checkpoint of the finished steps, unless it exists or no step is finished."""
-    if trainer.state.global_step and not checkpoint_of(trainer.args, trainer.state).is_dir():
-        save_checkpoint(trainer)
+    """Save a checkpoint of the finished steps, unless it is sealed or no step is finished."""
+    folder = checkpoint_of(trainer.args, trainer.state)
+    if trainer.state.global_step and not (folder / SEAL).is_file():
+        if not folder.is_dir():
+            save_checkpoint(trainer)
         trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
 

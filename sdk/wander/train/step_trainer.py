@@ -113,7 +113,7 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Write the state that determines the next steps into a checkpoint; the record then seals it."""
         trainer, folder = self.trainer, checkpoint_of(args, state)
-        if trainer.ahead:  # before the sampler, whose state this may restore
+        if trainer.ahead:
             trainer.ahead.save(folder)
         for part in trainer.checkpoint_parts if trainer.world.is_main else ():
             part.save(folder)
@@ -275,7 +275,7 @@ class StepTrainer(StepInternals):
         if step == 0 or self.world.size > 1:
             return False
         if self.ahead:
-            self.ahead.forget_from(step)
+            self.ahead.abandon(step)
         if self.before is not None and self.before.step == step:
             self.before.restore_generators()
             if not self.ahead:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from wander import Messages, State
-from wander.models.loading import weights_digest
+from wander.evals.store import jsonl
+from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.records.checkpoints import list_sealed_steps
 from wander.train.records.files import read_metrics
+from wander.train.rollouts.ahead import AHEAD, WEIGHTS, KeptStep, StepsAhead
 from wander.train.rollouts.source import RolloutSource
 
 from .conftest import BanditEnv, bandit, opener_of
@@ -37,8 +42,11 @@ def stop_this_process() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def hanging() -> BanditEnv:
-    """Return a bandit that stops the process in a rollout of the second step, which never ends."""
+def hanging(may_stop: threading.Event | None = None) -> BanditEnv:
+    """Return a bandit that stops the process in a rollout of the second step, which never ends.
+
+    It waits for `may_stop` before it does so.
+    """
     environment = bandit()
     answer, answers = environment.env_response, 0
 
@@ -46,6 +54,8 @@ def hanging() -> BanditEnv:
         nonlocal answers
         answers += 1
         if answers == 16 + 5:
+            if may_stop is not None:
+                await asyncio.to_thread(may_stop.wait)
             stop_this_process()
             await asyncio.Event().wait()
         return answer(messages, state)
@@ -55,7 +65,8 @@ def hanging() -> BanditEnv:
 
 
 def require_continued(run: Path, whole: Path, settings: GRPOSettings) -> None:
-    """Resume a run and hold it to one that was never interrupted."""
+    """Resume a run after its first step and hold it to one that was never interrupted."""
+    assert list_sealed_steps(run) == [1]
     done = train_grpo(opener_of(bandit), settings, run, resume=True)
     assert (done.steps, done.interrupted) == (3, False)
     assert weights_digest(done.model) == weights_digest(whole / "model")
@@ -72,11 +83,39 @@ def test_a_step_with_hanging_rollouts_is_abandoned(puller: Path, tmp_path: Path,
     require_continued(tmp_path / "part", tmp_path / "whole", settings)
 
 
-@pytest.mark.full
-def test_a_step_with_a_slow_update_is_abandoned(
-    puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("method", "checkpoint_every"), [("take", 0), ("save", 1)])
+def test_a_step_played_ahead_is_played_again_with_the_same_weights(
+    puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, checkpoint_every: int
 ) -> None:
-    settings = settings_for(puller)
+    """Both when the run waits for the step to learn from it, and when a checkpoint waits for it."""
+    settings = settings_for(puller, batch={"max_staleness": 1}, output={"checkpoint_every": checkpoint_every})
+    train_grpo(opener_of(bandit), settings, tmp_path / "whole")
+    waits, waiting = getattr(StepsAhead, method), threading.Event()
+
+    def noted(ahead: StepsAhead, *arguments: Any) -> Any:
+        if ahead.player.source.client.engine.step == 1:
+            waiting.set()
+        return waits(ahead, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StepsAhead, method, noted)
+        part = train_grpo(opener_of(lambda: hanging(waiting)), settings, tmp_path / "part")
+    assert (part.interrupted, part.steps) == (True, 1)
+    checkpoint = tmp_path / "part/checkpoints/checkpoint-1"
+    (kept,) = jsonl.read_records(checkpoint / AHEAD, KeptStep)
+    assert (kept.step, kept.version, kept.played) == (1, 0, None)
+    weights = torch.load(checkpoint / WEIGHTS.format(1), weights_only=True)
+    initial = dict(load_model(str(puller), device="cpu").model.named_parameters())
+    assert all(torch.equal(weights[name], initial[name]) for name in initial)
+    require_continued(tmp_path / "part", tmp_path / "whole", settings)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_step_with_a_slow_update_is_abandoned(
+    puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    settings = settings_for(puller, batch={"max_staleness": staleness})
     train_grpo(opener_of(bandit), settings, tmp_path / "whole")
     compute = RolloutTrainer._compute_loss
 

@@ -83,6 +83,10 @@ class Engine(ABC):
     def update_weights(self, weights: Weights) -> None:  # noqa: B027 - an optional hook
         """Sample from these weights from now on."""
 
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights that `update_weights` copied, by name; empty without a copy in this process."""
+        return {}
+
     def pause(self) -> None:  # noqa: B027 - an optional hook
         """Wait for the turns that are being sampled, and hold back new turns until `resume`."""
 

@@ -71,12 +71,17 @@ class TransformersEngine(BatchedEngine):
 
     def update_weights(self, weights: Weights) -> None:
         """Copy the weights into the engine's model, unless it is the live model."""
-        if self.reads_live_weights:
+        if not (own := self.own_weights()):
             return
-        own = dict(self.sampler.model.named_parameters())
         with torch.no_grad():
             for name, weight in weights():
                 own[name].copy_(weight)
+
+    def own_weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights of the engine's model, unless it is the live model."""
+        if self.reads_live_weights:
+            return {}
+        return {name: weight.detach() for name, weight in self.sampler.model.named_parameters()}
 
     def rest(self) -> None:
         """Free the memory of unused buffers if they take much of the device."""

@@ -13,7 +13,8 @@ Replaced groups are played by the current policy when the step is collected. Eac
 its share, and all of them start, collect and discard the same steps.
 
 A checkpoint waits for the steps in progress and stores them (`AHEAD`), because the weights that played them
-no longer exist when the run is resumed.
+no longer exist when the run is resumed. If a step cannot be waited for, its weights are stored instead, and
+the resumed run plays it with them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from wander.errors import RunError
 from wander.evals.store import jsonl
@@ -35,6 +38,9 @@ from wander.types import Record
 
 AHEAD = "ahead.jsonl"
 """File in a checkpoint with the rollouts of the next steps."""
+WEIGHTS = "ahead-{}.pt"
+"""File in a checkpoint with the weights of a step that must be played again. It is not in safetensors format,
+because all such files in a folder count as weights of its model."""
 _TICK = 0.1
 
 
@@ -43,10 +49,11 @@ class KeptStep(Record):
 
     step: int
     """Number of updates before the one that learns from it."""
-    version: int
-    """Number of updates before the weights that played it."""
+    version: int | None
+    """Number of updates before the weights that play it; None if they are the newest of a resumed run."""
     picks: list[Pick]
-    played: StepRollouts
+    played: StepRollouts | None
+    """None if it must be played again."""
     process: int = 0
     """Rank of the process that played it, which is its share of the step."""
 
@@ -54,10 +61,26 @@ class KeptStep(Record):
 @dataclass
 class _UnderWay:
     picks: list[Pick]
-    version: int
+    version: int | None = None
+    """Number of updates before the weights that its engine has; None before it has them."""
+    playing: Future[StepRollouts] | None = None
+    """None before it starts."""
+
+    @property
+    def result(self) -> StepRollouts | None:
+        """Rollouts of the step after it ended; None if it was interrupted, failed or has not started."""
+        if self.playing is None or self.playing.exception() is not None:
+            return None
+        return self.playing.result()
+
+
+@dataclass
+class _BeforeStep:
+    """The state before a step was collected."""
+
+    step: int
     sampler: dict[str, Any]
-    """State of the sampler of examples before these examples were drawn."""
-    playing: Future[StepRollouts]
+    under_way: dict[int, _UnderWay]
 
 
 class StepsAhead:
@@ -80,99 +103,115 @@ class StepsAhead:
         self._threads = ThreadPoolExecutor(len(self._clients), thread_name_prefix="wander-ahead")
         self._under_way: dict[int, _UnderWay] = {}
         self._slots: Sequence[int] = ()
-        self._taken: tuple[int, dict[str, Any]] | None = None
-        """Last collected step, and the state of the sampler before it was drawn."""
+        self._before: _BeforeStep | None = None
+        """State before the last collected step."""
 
     def take(self, step: int, slots: Sequence[int]) -> tuple[PlayedStep, int]:
         """Wait for this process's share of a step, and return it with the version of its weights.
 
         The share consists of the groups in `slots`, which must be the same for every step. Also starts the
-        steps that may start now. Raises `RunError` like `StepPlayer.play`; the sampler is then restored to
-        its state before the step.
+        steps that may start now. Raises `RunError` like `StepPlayer.play`.
         """
         self._slots = slots
+        self._before = _BeforeStep(step, self.player.mixture.state(), dict(self._under_way))
+        for number in range(step, step + len(self._clients)):
+            self._begin(number, step)
         # The other players that replaced groups are played with, at the current weights.
         self.player.opponents.prepare(self.player.source.client, step, self._weights)
-        for number in range(step, step + len(self._clients)):
-            if number not in self._under_way:
-                self._begin(number, step)
         current = self._under_way[step]
+        assert current.playing is not None
+        assert current.version is not None
         try:
             played = self.player.finish(current.picks, current.playing.result())
         except RunError:
-            self._forget(step)
+            current.playing = None
             raise
         del self._under_way[step]
-        self._taken = step, current.sampler
         self._begin(step + len(self._clients), step)
         return played, current.version
 
-    def forget_from(self, step: int) -> None:
-        """Redraw a step and later ones, even if the step was collected but not learned from."""
-        if self._under_way:
-            self._forget(min(self._under_way))
-        if self._taken is not None and self._taken[0] == step:
-            self.player.mixture.restore(self._taken[1])
+    def abandon(self, step: int) -> None:
+        """Stop playing, and undo `take` if the step was collected but not learned from."""
+        playing = self._playing
+        if self._before is not None and self._before.step == step:
+            self.player.mixture.restore(self._before.sampler)
+            self._under_way = self._before.under_way
+        self._interrupt([*playing, *self._playing])
 
     def save(self, checkpoint: Path) -> None:
-        """Write the next steps into a checkpoint; all processes must call this before the sampler is written.
+        """Write the next steps into a checkpoint; all processes must call this.
 
-        A step that cannot be played is left out together with later steps, and they are drawn again.
+        A step that one of the processes could not play is played again by all of them after the run is
+        resumed: with the same weights, or with the newest weights if a server has them.
         """
-        wait([ahead.playing for ahead in self._under_way.values()])
-        failed = [step for step, ahead in self._under_way.items() if ahead.playing.exception() is not None]
-        if failed := self.player.exchange(failed):
-            self._forget(min(failed))
+        wait(self._playing)
+        again = self.player.exchange(
+            [step for step, ahead in self._under_way.items() if ahead.result is None]
+        )
         kept = self.player.exchange(
             [
                 KeptStep(
                     step=step,
                     version=ahead.version,
                     picks=ahead.picks,
-                    played=ahead.playing.result(),
+                    played=None if step in again else ahead.result,
                     process=self.player.rank,
                 )
                 for step, ahead in sorted(self._under_way.items())
             ]
         )
         if self.player.rank == 0:
+            for step in sorted(again):
+                if weights := self._client(step).engine.own_weights():
+                    torch.save(weights, checkpoint / WEIGHTS.format(step))
             jsonl.write_records(checkpoint / AHEAD, kept)
-
-    def close(self) -> None:
-        """Stop playing steps that are no longer needed."""
-        playing = [step.playing for step in self._under_way.values()]
-        while wait(playing, timeout=_TICK).not_done:
-            self.player.source.interrupt()
-        self._threads.shutdown()
-        for client in self._clients:
-            self.player.source.release(client)
-
-    def _begin(self, step: int, version: int) -> None:
-        if step >= self._steps:
-            return
-        client, sampler = self._clients[step % len(self._clients)], self.player.mixture.state()
-        client.engine.update_weights(self._weights)
-        client.engine.resume(version)
-        self.player.opponents.prepare(client, version, self._weights)
-        picks = self.player.draw(self._slots)
-        playing = self._threads.submit(self.player.play_groups, picks, client)
-        self._under_way[step] = _UnderWay(picks, version, sampler, playing)
-
-    def _forget(self, first: int) -> None:
-        """Redraw a step and later ones."""
-        self.player.mixture.restore(self._under_way[first].sampler)
-        for step in [step for step in self._under_way if step >= first]:
-            while wait([self._under_way[step].playing], timeout=_TICK).not_done:
-                self.player.source.interrupt()
-            del self._under_way[step]
 
     def load(self, checkpoint: Path) -> None:
         """Continue with the steps in a checkpoint, after the sampler was restored."""
         for kept in jsonl.read_records(checkpoint / AHEAD, KeptStep):
             if kept.process != self.player.rank:
                 continue
-            playing: Future[StepRollouts] = Future()
-            playing.set_result(kept.played)
-            self._under_way[kept.step] = _UnderWay(
-                kept.picks, kept.version, self.player.mixture.state(), playing
-            )
+            ahead = self._under_way[kept.step] = _UnderWay(kept.picks, kept.version)
+            weights_file = checkpoint / WEIGHTS.format(kept.step)
+            if kept.played is not None:
+                ahead.playing = Future()
+                ahead.playing.set_result(kept.played)
+            elif weights_file.is_file():
+                weights = torch.load(weights_file, map_location="cpu", weights_only=True)
+                self._client(kept.step).engine.update_weights(weights.items)
+            else:
+                ahead.version = None
+
+    def close(self) -> None:
+        """Stop playing steps that are no longer needed."""
+        self._interrupt(self._playing)
+        self._threads.shutdown()
+        for client in self._clients:
+            self.player.source.release(client)
+
+    @property
+    def _playing(self) -> list[Future[StepRollouts]]:
+        return [step.playing for step in self._under_way.values() if step.playing is not None]
+
+    def _client(self, step: int) -> PolicyClient:
+        return self._clients[step % len(self._clients)]
+
+    def _interrupt(self, playing: Sequence[Future[StepRollouts]]) -> None:
+        while wait(playing, timeout=_TICK).not_done:
+            self.player.source.interrupt()
+
+    def _begin(self, step: int, version: int) -> None:
+        """Start a step of the run if it has not started, with the current weights if its engine has none."""
+        if step >= self._steps:
+            return
+        if step not in self._under_way:
+            self._under_way[step] = _UnderWay(self.player.draw(self._slots))
+        ahead, client = self._under_way[step], self._client(step)
+        if ahead.playing is not None:
+            return
+        if ahead.version is None:
+            client.engine.update_weights(self._weights)
+            ahead.version = version
+        client.engine.resume(ahead.version)
+        self.player.opponents.prepare(client, ahead.version, self._weights)
+        ahead.playing = self._threads.submit(self.player.play_groups, ahead.picks, client)
