@@ -6,11 +6,23 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+_TICK = 0.1
+
+
+def wait_for(future: Future[Result]) -> Result:
+    """Wait for a future and return its result.
+
+    A signal that arrives just before the main thread starts to wait is handled only when the wait ends, so
+    this waits many short times instead of once.
+    """
+    while not wait([future], timeout=_TICK).done:
+        pass
+    return future.result()
 
 
 class LoopThread:
@@ -38,7 +50,7 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         self._running.add(future)
         try:
-            return future.result()
+            return wait_for(future)
         except BaseException:
             future.cancel()
             raise

@@ -34,6 +34,7 @@ from wander.clients.completions import failure_in
 from wander.clients.http_errors import complaint, error_of, one_line
 from wander.clients.transport import AiohttpTransport, Answer, TransportError
 from wander.errors import ConfigError, ContextOverflow, ModelError
+from wander.loop_thread import wait_for
 from wander.models.engines.base import Engine, SamplingJob, SamplingTotals, Weights
 from wander.models.sampling import Sample, SampleRequest
 
@@ -131,7 +132,7 @@ class VLLMServer:
         try:
             # Use a separate thread, because the caller may be inside an event loop.
             with ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-vllm") as pool:
-                answer = pool.submit(asyncio.run, self._send(method, path, body)).result()
+                answer = wait_for(pool.submit(asyncio.run, self._send(method, path, body)))
         except TransportError as error:
             raise ConfigError(
                 f"no vLLM server answers at `{self.url}`: {error}",

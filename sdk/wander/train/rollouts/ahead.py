@@ -29,6 +29,7 @@ import torch
 
 from wander.errors import RunError
 from wander.evals.store import jsonl
+from wander.loop_thread import wait_for
 from wander.models.engines.base import Weights
 from wander.models.policy import PolicyClient
 from wander.train.rollouts.sampler import Pick
@@ -122,7 +123,7 @@ class StepsAhead:
         assert current.playing is not None
         assert current.version is not None
         try:
-            played = self.player.finish(current.picks, current.playing.result())
+            played = self.player.finish(current.picks, wait_for(current.playing))
         except RunError:
             current.playing = None
             raise
