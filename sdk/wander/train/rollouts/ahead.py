@@ -145,10 +145,10 @@ class StepsAhead:
         A step that one of the processes could not play is played again by all of them after the run is
         resumed: with the same weights, or with the newest weights if a server has them.
         """
-        wait(self._playing)
-        again = self.player.exchange(
-            [step for step, ahead in self._under_way.items() if ahead.result is None]
-        )
+        while wait(self._playing, timeout=_TICK).not_done:  # in short steps, as `wait_for` does
+            pass
+        unplayed = [step for step, ahead in self._under_way.items() if ahead.result is None]
+        again = set(self.player.exchange(unplayed))
         kept = self.player.exchange(
             [
                 KeptStep(
