@@ -202,7 +202,7 @@ class StepsAhead:
             self.player.source.interrupt()
 
     def _begin(self, step: int, version: int) -> None:
-        """Start a step of the run if it has not started, with the current weights if its engine has none."""
+        """Start a step, unless it has started or the run ends before it."""
         if step >= self._steps:
             return
         if step not in self._under_way:
