@@ -56,16 +56,14 @@ def names_engine(word: str) -> bool:
 
 
 def load_engine(name: str) -> Any:
-    """Return the module of an engine. Raises `UsageError` if it is unknown or not installed."""
-    from importlib.metadata import entry_points  # late, because most commands do not use an engine
+    """Return the module of an engine. Raises `UsageError` if it is unknown, and `MissingPlugin` if it is not
+    installed.
+    """
+    from wander.errors import MissingPlugin  # late, because most commands do not use an engine
+    from wander.lazy import find_plugin
 
-    from wander.errors import install_command
-
-    if matches := entry_points(group=GROUP, name=name):
-        return next(iter(matches)).load()
-    choose("--engine", name, PLUGINS)
-    raise UsageError(
-        f"the engine `{name}` is not installed",
-        hint=f"install it: `{install_command(PLUGINS[name], load_settings().hub)}`",
-        code="missing_extra",
-    )
+    engine = find_plugin(GROUP, name)
+    if engine is None:
+        choose("--engine", name, PLUGINS)
+        raise MissingPlugin(f"the engine `{name}`", PLUGINS[name], load_settings().hub)
+    return engine

@@ -12,7 +12,7 @@ WanderError                    has `.hint`: the next step, as a command where po
 |- ConfigError                 arguments or settings that contradict each other
 |  '- ModelNotFound            a model name that does not exist
 |- MissingExtra                an optional dependency is not installed; names the install command
-|  '- MissingClient            wander-client is not installed
+|  '- MissingPlugin            wander-client or a plugin is not installed
 |- RunError                    a run folder that cannot be read, resumed or written
 '- BoundaryError               raised inside a rollout; becomes `Rollout.failure`, never a score
    |- ModelError               the endpoint or the model
@@ -52,8 +52,8 @@ __all__ = [
     "EnvironmentFault",
     "InvalidResponse",
     "LoadError",
-    "MissingClient",
     "MissingExtra",
+    "MissingPlugin",
     "ModelError",
     "ModelNotFound",
     "NeedsDownload",
@@ -208,17 +208,16 @@ class MissingExtra(WanderError):
         self.extra = extra
 
 
-class MissingClient(MissingExtra):
-    """Raised if wander-client is not installed, which provides the hub, evaluations by name and training in
-    Python."""
+class MissingPlugin(MissingExtra):
+    """Raised if a distribution of this project is not installed, such as wander-client or a plugin."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, title: str, distribution: str, hub: str | None = None) -> None:
         WanderError.__init__(
             self,
-            f"`{name}` comes with wander-client, which is not installed",
-            hint=f"run `{install_command('wander-client')}`",
+            f"{title} comes with {distribution}, which is not installed",
+            hint=f"run `{install_command(distribution, hub)}`",
         )
-        self.extra = "wander-client"
+        self.extra = distribution
 
 
 class BoundaryError(WanderError):

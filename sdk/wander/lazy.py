@@ -54,32 +54,42 @@ def lazy_names(
 
 
 def installed_name(name: str) -> Any:
-    """Return the object that is installed under a name, or a function that raises `MissingClient` when
+    """Return the object that is installed under a name, or a function that raises `MissingPlugin` when
     called.
 
     `from wander import load` therefore works everywhere, even if wander-client is not installed, as it often
     is for environments.
     """
-    installed = _find(name)
+    installed = find_plugin(GROUP, name)
     if installed is not None:
         return installed
 
     def missing(*arguments: Any, **options: Any) -> Any:
-        from wander.errors import MissingClient
-
         # A notebook cell may have installed wander-client since the import.
-        installed = _find(name)
-        if installed is None:
-            raise MissingClient(f"wander.{name}")
-        return installed(*arguments, **options)
+        return load_plugin(GROUP, name, f"`wander.{name}`", "wander-client")(*arguments, **options)
 
     missing.__name__ = missing.__qualname__ = name
     missing.__doc__ = "Comes with wander-client, which is not installed."
     return missing
 
 
-def _find(name: str) -> Any | None:
+def find_plugin(group: str, name: str) -> Any | None:
+    """Return the object of an installed entry point, or None."""
     from importlib.metadata import entry_points  # imported here, because most programs do not need it
 
-    entry = next(iter(entry_points(group=GROUP, name=name)), None)
+    entry = next(iter(entry_points(group=group, name=name)), None)
     return None if entry is None else entry.load()
+
+
+def load_plugin(group: str, name: str, title: str, distribution: str, hub: str | None = None) -> Any:
+    """Return the object of an entry point.
+
+    Raises `MissingPlugin` if it is not installed. The message contains the title and the distribution, and
+    the hint contains the command that installs this distribution from a hub.
+    """
+    plugin = find_plugin(group, name)
+    if plugin is None:
+        from wander.errors import MissingPlugin
+
+        raise MissingPlugin(title, distribution, hub)
+    return plugin

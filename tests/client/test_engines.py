@@ -34,9 +34,9 @@ def test_an_engine_that_is_not_installed_is_named(
     monkeypatch.setenv("WANDER_HUB", "https://hub.example.org")
     done = wander("eval", str(folder), *WORDS, *option, "--json")
     error = done.json["error"]
-    assert (done.status, error["code"]) == (2, "missing_extra")
+    assert (done.status, error["code"]) == (1, "missing_plugin")
     index = "https://hub.example.org/wander/index/"
-    assert error["hint"] == f"install it: `pip install --index-url {index} wander-ray`"
+    assert error["hint"] == f"run `pip install --index-url {index} wander-ray`"
 
 
 def test_commands_without_an_engine_import_no_engine(folder: Path) -> None:

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import wander
-from wander.errors import ArgumentsUnfit, LoadError, MissingClient, ModelError
+from wander.errors import ArgumentsUnfit, LoadError, MissingPlugin, ModelError
 from wander.lazy import installed_name
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.python.background import background
@@ -165,7 +165,7 @@ def test_without_the_client_loading_by_name_prints_what_to_install(monkeypatch):
     monkeypatch.setenv("WANDER_HUB", "https://hub.example.org/")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     load = installed_name("load")
-    with pytest.raises(MissingClient, match=r"`wander\.load` comes with wander-client") as caught:
+    with pytest.raises(MissingPlugin, match=r"`wander\.load` comes with wander-client") as caught:
         load("alice/wordle")
     assert (
         "`pip install --index-url https://hub.example.org/wander/index/ wander-client`" in caught.value.hint

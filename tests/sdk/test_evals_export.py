@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import ConfigError, MissingExtra, MissingPlugin, install_command
 from wander.evals import export as exporting
 from wander.evals.export import export_runs, format_of
 from wander.evals.stats.summary import summarize
@@ -161,3 +161,11 @@ def test_a_failed_export_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monk
         written(tmp_path / "run.parquet")
     assert "wander-sdk[data]" in str(caught.value.hint)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_format_without_its_plugin_names_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    with pytest.raises(MissingPlugin) as caught:
+        list(export_runs([Recorded()], tmp_path / "out", "every-eval-ever"))
+    assert install_command("wander-integrations") in caught.value.hint
+    assert not list(tmp_path.iterdir())

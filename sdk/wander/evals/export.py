@@ -1,5 +1,5 @@
 """Exports runs as rows (JSON Lines, Parquet, folders for `datasets.load_dataset`) and in the formats of other
-tools (`wander.evals.formats`).
+tools (`wander.evals.formats`, and plugins).
 
 Each row is one rollout. `messages`, `prompt` and `completion` hold the conversation in the format of chat
 templates and trainers. Rows are written while the rollouts are read, so a run of any size needs little
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from wander.errors import ConfigError, require_extra
 from wander.evals.formats.atif import write_trajectories
 from wander.evals.formats.eval_results import write_results
-from wander.evals.formats.every_eval_ever import write_records
 from wander.evals.formats.exported_run import BATCH, ExportedRun, json_text, new_folder, write_lines
 from wander.evals.formats.inspect_log import write_logs
 from wander.evals.store import jsonl
+from wander.lazy import load_plugin
 from wander.parsers import message_text
 from wander.types import Message, Rollout
 from wander.wire import RunManifest
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 Format = Literal["jsonl", "parquet", "hf", "atif", "every-eval-ever", "eval-results", "inspect"]
 Row = dict[str, Any]
 
+GROUP = "wander.exporters"
+"""Entry point group of plugins that write a format. The entry has the name of the format, and refers to a
+function that takes the runs and the path, like `write_trajectories`."""
 _SHARD = 50_000
 """Rows per file of a dataset folder."""
 
@@ -59,8 +62,8 @@ def export_runs(
     """Write runs to a file or folder, and yield the number of rows written so far after each batch.
 
     The file appears only when it is complete. `tokens` adds `prompt_ids`, `completion_ids` and `logprobs`,
-    each with one list per turn. Raises `MissingExtra` if pyarrow is not installed, and `ConfigError` if the
-    folder already exists.
+    each with one list per turn. Raises `MissingExtra` if pyarrow or the plugin that writes the format is not
+    installed, and `ConfigError` if the folder already exists.
     """
     kind = kind or format_of(path)
     if kind == "atif":
@@ -68,7 +71,9 @@ def export_runs(
     if tokens and kind not in ("jsonl", "parquet", "hf"):
         raise ConfigError(f"the format `{kind}` cannot contain token ids")
     if kind == "every-eval-ever":
-        return write_records(runs, path)
+        write = load_plugin(GROUP, kind, f"the format `{kind}`", "wander-integrations")
+        written: Iterator[int] = write(runs, path)
+        return written
     if kind == "eval-results":
         return write_results(runs, path)
     if kind == "inspect":

@@ -16,31 +16,23 @@ The entry point names a module with `write_project`, and what else the format ha
 from __future__ import annotations
 
 import tempfile
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from wander_client.errors import UsageError
+from wander.lazy import load_plugin
+
+from wander_client.packages.needs import INTEGRATIONS
 from wander_client.packages.origins.git import clone_folder
 from wander_client.packages.origins.source import PackageOrigin, folder_digest
 from wander_client.packages.scaffold import package_name, require_free
 from wander_client.settings import load_settings
 
 GROUP = "wander.task_formats"
-DISTRIBUTION = "wander-integrations"
 
 
 def load_format(name: str) -> Any:
-    """Return the module of a task format. Raises `UsageError` if it is not installed."""
-    from wander.errors import install_command
-
-    if matches := entry_points(group=GROUP, name=name):
-        return next(iter(matches)).load()
-    raise UsageError(
-        f"the task format `{name}` needs `{DISTRIBUTION}`, which is not installed",
-        hint=f"install it: `{install_command(DISTRIBUTION, load_settings().hub)}`",
-        code="missing_extra",
-    )
+    """Return the module of a task format. Raises `MissingPlugin` if it is not installed."""
+    return load_plugin(GROUP, name, f"the task format `{name}`", INTEGRATIONS, load_settings().hub)
 
 
 def import_tasks(format_name: str, source: str, out: Path, **options: Any) -> tuple[Any, PackageOrigin]:

@@ -1,1 +1,1 @@
-"""Reads results of other tools as runs: logs of Inspect, and records of Every Eval Ever."""
+"""Reads logs of Inspect and records of Every Eval Ever as runs, and writes runs as records."""

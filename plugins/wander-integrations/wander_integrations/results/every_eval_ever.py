@@ -15,10 +15,11 @@ from typing import Any
 from wander.clients.completions import total_usage
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
-from wander.evals.formats.every_eval_ever import METRIC
 from wander.evals.formats.exported_run import json_text
 from wander.evals.formats.received import blame_line, json_lines, json_object
 from wander.types import Failure, Message, Rollout, SamplingArgs, Turn
+
+from wander_integrations.results.every_eval_ever_writer import METRIC
 
 _LACKS = (
     "failed rollouts", "tokens of single turns", "token ids", "log-probabilities",
