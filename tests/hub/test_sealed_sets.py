@@ -36,6 +36,7 @@ from wander_hub.sealed import worker as sealed_worker
 from wander_hub.sealed.cipher import SealKeeper
 from wander_hub.sealed.models import SealedPlay, SealedSet
 from wander_hub.settings import Settings
+from wander_hub.verification import program
 from wander_hub.verification.program import MODELS
 
 MARKER, KEY = "zyzzyva", "sk-quokka"
@@ -420,3 +421,25 @@ async def test_a_due_set_opens_by_itself(hub, command):
 def test_the_key_must_be_outside_of_the_data_folder(tmp_path):
     with pytest.raises(ValueError, match="outside of the data folder"):
         Settings(data=tmp_path, seal_key_file=tmp_path / "seal.key")
+
+
+async def test_workers_that_share_a_queue_play_each_set_once(hub, command):
+    commitment = await sealed(hub)
+    for _ in range(4):
+        assert (await play(hub, commitment)).status_code == 201
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: work(hub), range(2)))
+    found = await shown(hub, commitment)
+    assert (found["exposures"], command.keys) == (4, [KEY] * 4)
+    assert [row["reward_mean"] for row in found["plays"]] == [0.5] * 4
+
+
+async def test_a_command_that_fills_the_memory_is_ended(hub, monkeypatch):
+    """Its folder is in memory, which its processes do not count as theirs."""
+    await hub.publish()
+    fills = "import os, time; open(os.environ['TMPDIR'] + '/x', 'wb').truncate(1 << 20); time.sleep(600)"
+    monkeypatch.setattr(program, "_START", fills)
+    commitment = str((await create(hub, make_set(ROWS))).json()["commitment"])
+    work(hub, seal_memory_bytes=1 << 20)
+    found = await shown(hub, commitment)
+    assert (found["state"], found["error"]) == ("refused", "it writes more than 524,288 bytes")

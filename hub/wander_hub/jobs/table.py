@@ -240,6 +240,7 @@ class TableQueue:
                 run_after=self.database.moment(self._pause(lease.attempt, most)),
                 finished_at=None if state == "queued" else now(),
             )
+            session.expire_all()  # the functions below read the job as it is now
             self._settle(session, [lease.job_id])
             return state
 
