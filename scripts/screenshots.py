@@ -58,6 +58,8 @@ max_tokens = 16
 [schedule]
 steps = 12
 learning_rate = 3e-4
+[stopping]
+collapse = false
 [evaluation]
 every = 4
 examples = 12
@@ -68,6 +70,8 @@ arguments = { min_random_move_prob = 0.0, max_random_move_prob = 0.0 }
 name = "random"
 arguments = { min_random_move_prob = 1.0, max_random_move_prob = 1.0 }
 """
+"""Settings of short training runs with few rollouts, which collapse sometimes. Their pages then show an
+alert."""
 TRAINED = (
     ("fast", "sft/model", "3e-4"),
     ("slow", "sft/model", "5e-5"),

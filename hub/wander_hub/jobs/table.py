@@ -240,7 +240,6 @@ class TableQueue:
                 run_after=self.database.moment(self._pause(lease.attempt, most)),
                 finished_at=None if state == "queued" else now(),
             )
-            session.expire_all()  # the functions below read the job as it is now
             self._settle(session, [lease.job_id])
             return state
 
@@ -274,9 +273,11 @@ class TableQueue:
 
     def _settle(self, session: Session, job_ids: Sequence[int]) -> None:
         """Handle jobs that ended without a result."""
+        ended = select(Job).where(Job.id.in_(job_ids), Job.state.in_(("failed", "canceled")))
+        # The session may contain the jobs as they were before `_update`.
+        jobs = session.scalars(ended.order_by(Job.id).execution_options(populate_existing=True)).all()
         for kind, settle in sorted(self.on_failure.items()):
-            ended = Job.id.in_(job_ids), Job.kind == kind, Job.state.in_(("failed", "canceled"))
-            if unsuccessful := session.scalars(select(Job.id).where(*ended)).all():
+            if unsuccessful := [job.id for job in jobs if job.kind == kind]:
                 settle(session, unsuccessful)
 
     def _until(self) -> ColumnElement[datetime]:

@@ -118,8 +118,7 @@ def store_outcome(
 
 def keep_failures(queue: TableQueue, session: Session, job_ids: Sequence[int]) -> None:
     """Fail deliveries whose job was canceled; record a failed attempt if the worker crashed repeatedly."""
-    query = select(Job).where(Job.id.in_(job_ids)).order_by(Job.id)
-    for job in session.scalars(query.execution_options(populate_existing=True)).all():
+    for job in session.scalars(select(Job).where(Job.id.in_(job_ids)).order_by(Job.id)).all():
         number, attempt = int(job.payload["delivery"]), int(job.payload["attempt"])
         if job.state != "canceled":
             error = storable(job.error or "the worker crashed")
