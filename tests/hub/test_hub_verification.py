@@ -381,6 +381,27 @@ async def test_a_replay_waits_without_an_error_while_its_hub_is_away(hub, run, t
     assert [one for one in caplog.records if one.levelname == "ERROR"] == []
 
 
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        ("set_not_found", "done"),
+        ("set_sealed", "done"),
+        ("bad_rollouts", "done"),
+        ("new_code", "queued"),
+    ],
+)
+async def test_only_the_faults_of_a_run_end_its_replay(hub, run, tmp_path, monkeypatch, code, state):
+    """A run may name a sealed set that does not exist. The replay waits after an error of the hub."""
+    monkeypatch.setattr(ClientProgram, "_execute", lambda *_: {"error": {"code": code, "message": "no"}})
+    program = ClientProgram(hub.database, "http://hub", tmp_path, sandbox=False, seconds=60)
+    replayer = Replayer(program, hub.database, hub.client._transport.app.state.storage)
+    worker = JobWorker(TableQueue(hub.database, retry_seconds=0), {service.KIND: replayer}, "test")
+    for _ in range(MAX_ATTEMPTS + 1):
+        worker.run_one()
+    (found,) = await listed(hub)
+    assert found["state"] == state, found
+
+
 async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, run):
     (first,) = await listed(hub)
     assert (first["sought"], first["gave"]) == ("highest", None)
