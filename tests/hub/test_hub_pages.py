@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import re
+from datetime import UTC, datetime
 from html.parser import HTMLParser
+from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +21,8 @@ from wander_hub.identity import HUB
 from wander_hub.runs.models import Run
 from wander_hub.storage import log_missing
 from wander_hub.web import charts
+
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\u202e\x1b[31m\x00'
@@ -169,6 +173,25 @@ async def test_a_leaderboard_without_runs_shows_how_to_post_one(hub):
     page = await hub.get("/alice/reverse-text/leaderboard", headers=HTML)
     assert page.status_code == 200
     assert "wander eval alice/reverse-text@0.1.0" in page.text
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        charts.curves("kl", (((0, 0.0), (1, 0.5)),), large=True),
+        charts.evaluations({"eval": [(0, 0.2, 0.0, 0.5)]}),
+        charts.history(
+            tuple(
+                charts.HistoryDot("a", "m", reward, datetime(2026, 1, 1, tzinfo=UTC))
+                for reward in (0.5, 10.5)
+            )
+        ),
+    ],
+)
+def test_labels_at_the_top_of_a_wide_chart_are_not_cut_off(chart: Any) -> None:
+    """On a phone, their letters are up to 23 units of the chart tall."""
+    tops = [float(y) for y in re.findall(r'<text class="tick"[^>]* y="([\d.]+)"', chart)]
+    assert min(tops) >= 22
 
 
 def test_equal_rewards_are_one_bar_whose_number_can_be_read():

@@ -35,6 +35,8 @@ _KEPT_BARS = 4096
 """Number of drawn interval bars in the cache, of 500 bytes each."""
 _DIGIT = 12
 """Width in pixels of a digit in a wide chart on a phone, which enlarges the letters."""
+_TOP = 18
+"""Pixels above the highest value of a wide chart: its label is half as tall on a phone."""
 _NARROW, _SMALL_DIGIT = 400, 7
 """Width up to which a chart looks the same on a phone, and the width of its digits, both in pixels."""
 
@@ -228,7 +230,7 @@ def curves(
 
     A script reads the drawn points from the chart. The result is empty if no run has points.
     """
-    width, height, left, bottom, top = (640, 240, 64, 34, 10) if large else (360, 160, 52, 26, 10)
+    width, height, left, bottom, top = (640, 240, 64, 34, _TOP) if large else (360, 160, 52, 26, 10)
     finite = [[(x, y) for x, y in points if math.isfinite(y)] for points in runs]
     every = [point for points in finite for point in points]
     if not every:
@@ -271,7 +273,7 @@ def history(points: tuple[HistoryDot, ...]) -> Markup:
     """Draw rows over time, and the best score so far as a step line. Empty for fewer than two points."""
     if len(points) < 2:
         return Markup("")
-    width, height, left, bottom, top, right = 640, 240, 64, 34, 12, 12
+    width, height, left, bottom, top, right = 640, 240, 64, 34, _TOP, 12
     times = [one.posted_at.timestamp() for one in points]
     rewards = [one.reward_mean for one in points]
     margin = 0.05 * (max(rewards) - min(rewards))
@@ -308,7 +310,7 @@ def history(points: tuple[HistoryDot, ...]) -> Markup:
 
 def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> Markup:
     """Draw evaluations over the steps: a line with intervals for each cell's (step, mean, low, high)."""
-    width, height, left, bottom, top, right = 640, 240, 64, 34, 12, 12
+    width, height, left, bottom, top, right = 640, 240, 64, 34, _TOP, 12
     every = [point for points in cells.values() for point in points]
     lowest, highest = min(low for _, _, low, _ in every), max(high for _, _, _, high in every)
     across = Axis(min(step for step, *_ in every), max(step for step, *_ in every), left, width - right)
