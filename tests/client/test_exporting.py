@@ -96,6 +96,17 @@ def test_environments_that_cannot_be_exported_are_rejected(wander: Wander, home:
     assert "has no `pyproject.toml`" in bare.err
 
 
+@pytest.mark.parametrize("to", ["prime-rl", "skyrl", "tinker", "openenv", "harbor"])
+def test_an_export_without_its_plugin_names_what_to_install(
+    wander: Wander, home: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    done = wander("env", "export", TICTACTOE, "--to", to, "--out", "adapter", "--json")
+    assert done.json["error"]["code"] == "missing_plugin"
+    assert "wander-integrations`" in done.json["error"]["hint"]
+    assert not (home / "adapter").exists()
+
+
 @pytest.mark.slow
 def test_skyrl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
     site = home / "site"

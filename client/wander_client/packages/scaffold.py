@@ -117,7 +117,7 @@ def write_package(folder: Path, kind: KindName) -> list[Path]:
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         work.chmod(0o755)
-        written = fill_templates(work, content, words)
+        written = write_files(work, {path: _fill(template, words) for path, template in content.items()})
         if folder.exists():
             folder.rmdir()
         work.rename(folder)
@@ -132,16 +132,21 @@ def require_free(folder: Path, hint: str) -> None:
         raise ClientError(f"`{folder}` exists and is not empty", hint=hint, code="folder_not_empty")
 
 
-def fill_templates(folder: Path, content: Mapping[str, Traversable], words: Mapping[str, str]) -> list[Path]:
-    """Write files from templates and fill in `@word@`. Returns their paths, relative to the folder."""
-    for relative, template in content.items():
-        text = template.read_text(encoding="utf-8")
-        for word, value in words.items():
-            text = text.replace(f"@{word}@", value)
+def _fill(template: Traversable, words: Mapping[str, str]) -> str:
+    """Return the text of a template with every `@word@` filled in."""
+    text = template.read_text(encoding="utf-8")
+    for word, value in words.items():
+        text = text.replace(f"@{word}@", value)
+    return text
+
+
+def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write files by their paths relative to a folder. Returns these paths."""
+    for relative, text in texts.items():
         target = folder / relative
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    return [Path(relative) for relative in content]
+    return [Path(relative) for relative in texts]
 
 
 def package_name(word: str) -> str:

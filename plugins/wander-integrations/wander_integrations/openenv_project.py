@@ -1,6 +1,6 @@
 """Reads `openenv.yaml` and writes the project of its environment, for `wander env import openenv`.
 
-The command line also finds the manifest and the report here.
+The command line also finds the manifest, the server and the report here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from wander.errors import DatasetError, require_extra
 from wander.system.plain_files import open_plain_file
 from wander.types import first_fault, portable_json
 
+from wander_integrations.exported_packages import server_files
 from wander_integrations.openenv_report import openenv_manifest, openenv_report
 from wander_integrations.written_project import WrittenProject, pyproject_text
 
-__all__ = ["openenv_manifest", "openenv_report", "read_manifest", "write_project"]
+__all__ = ["openenv_manifest", "openenv_report", "read_manifest", "server_files", "write_project"]
 
 FILE = "openenv.yaml"
 _MOST_BYTES = 1024 * 1024

@@ -1,7 +1,13 @@
-"""`wander env export`: make an environment available to another trainer."""
+"""`wander env export`: make an environment available to another trainer.
+
+Plugins write the packages. An entry point of the group `wander.trainers` has the name of a trainer. It refers
+to an object whose method `package_files` returns the texts of the package by their paths. Harbor and OpenEnv
+are task formats (`wander_client.packages.origins.task_folders`).
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -59,32 +65,67 @@ def export(
 
     `--to harbor` needs an environment with a shell. Each example becomes a task folder in Harbor's format.
     """
+    from wander.lazy import load_plugin
+
     from wander_client.environments.location import locate, parse_arguments
-    from wander_client.training.export import write_adapter, write_server
+    from wander_client.packages.needs import INTEGRATIONS
+    from wander_client.packages.origins.task_folders import load_format
+    from wander_client.packages.scaffold import require_free, write_files
 
     here = current()
     location = locate(here, environment)
+    given = parse_arguments(argument or [], args)
     if to == HARBOR:
-        _export_tasks(location, parse_arguments(argument or [], args), out, examples, organization, image)
+        _export_tasks(location, given, out, examples, organization, image)
         return
     refuse_options("examples", "organization", "image", because="requires `--to harbor`")
-    owner = location.installed.record.owner if location.installed else "OWNER"
-    index = f"{here.settings.hub.rstrip('/')}/{owner}/index/"
-    given = parse_arguments(argument or [], args)
+    require_free(out, "choose another folder")
+    described = _describe(location, given)
     if to == OPENENV:
         import asyncio
 
-        written = write_server(location, given, out, index, asyncio.run(_describe(location, given)))
+        manifest = asyncio.run(_openenv_manifest(location, given))
+        files = load_format(OPENENV).server_files(described, manifest)
     else:
-        written = write_adapter(location, given, to, out, index)
+        title = f"the export to {to}"
+        trainer = load_plugin("wander.trainers", to, title, INTEGRATIONS, here.settings.hub)
+        files = trainer.package_files(described)
+    written = write_files(out, files)
     here.output.answer(
         {"out": str(out), "files": [str(file) for file in written]},
         f"{out}: {', '.join(str(file) for file in written)}",
     )
-    here.output.next(f"pip install --index-url {index} {out}")
+    here.output.next(f"pip install --index-url {described['index']} {out}")
 
 
-async def _describe(location: Location, arguments: dict[str, Any]) -> dict[str, Any]:
+def _describe(location: Location, arguments: dict[str, Any]) -> dict[str, str]:
+    """Return the facts about an environment that a package of it needs."""
+    from wander_client.errors import ClientError
+    from wander_client.packages.built_package import require_project
+
+    owner = "OWNER"
+    if location.installed is not None:
+        owner, name = location.installed.record.owner, location.installed.record.name
+        requirement = f"{name}=={location.installed.record.version}"
+    else:
+        assert location.folder is not None
+        if not (location.folder / "pyproject.toml").is_file():
+            raise ClientError(
+                f"`{location.folder}` has no `pyproject.toml`, so nothing can install it",
+                hint="run `wander new NAME` to create a package",
+                code="no_package",
+            )
+        name = requirement = require_project(location.folder)["name"]
+    return {
+        "label": location.label,
+        "name": name,
+        "requirement": requirement,
+        "index": f"{current().settings.hub.rstrip('/')}/{owner}/index/",
+        "arguments": json.dumps(arguments),
+    }
+
+
+async def _openenv_manifest(location: Location, arguments: dict[str, Any]) -> dict[str, Any]:
     """Load the environment and return the manifest for its `openenv.yaml`."""
     from wander.sandbox import SandboxPolicy
 

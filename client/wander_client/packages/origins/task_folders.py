@@ -7,8 +7,9 @@ The entry point names a module with `write_project`, and what else the format ha
 
     write_project(folder, out, *, name, **options) -> WrittenProject
                        write the project of an environment that plays the tasks; the options are the format's
-    openenv_manifest, openenv_report
-                       describe an environment and the results of its checks for OpenEnv
+    openenv_manifest, openenv_report, server_files
+                       describe an environment and the results of its checks for OpenEnv, and return the files
+                       of a server of the environment
     EXPORT_MODULE      name of the module that writes an environment's examples as tasks. It runs as a program
                        in the environment's virtual environment (`wander_client.environments.task_export`)
 """
