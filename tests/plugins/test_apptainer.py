@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from wander.boxes import apptainer, backends, containers
+from wander.boxes import backends, containers
 from wander.boxes.base import BoxLimits, BoxSpec
 from wander.boxes.policy import BACKEND
 from wander.boxes.sweep import host_identity
-from wander.errors import SandboxError
+from wander.errors import SandboxError, install_command
+from wander_integrations import apptainer
 
 
 def test_an_instance_has_no_network_no_host_files_and_all_limits():
@@ -51,6 +52,14 @@ def test_apptainer_is_never_chosen_unless_it_is_named(monkeypatch, tmp_path):
     assert backends.choose_backend(BoxSpec(image="debian"), "apptainer").name == "apptainer"
     with pytest.raises(SandboxError):
         backends.choose_backend(BoxSpec(image="debian"))
+
+
+def test_without_the_plugin_the_error_names_what_to_install(monkeypatch):
+    others = {name: backend for name, backend in backends.backends().items() if name != "apptainer"}
+    monkeypatch.setattr(backends, "backends", lambda: others)
+    with pytest.raises(SandboxError) as caught:
+        backends.choose_backend(BoxSpec(), "apptainer")
+    assert install_command("wander-integrations") in caught.value.hint
 
 
 def test_only_folders_of_dead_hosts_are_removed(monkeypatch, tmp_path):
