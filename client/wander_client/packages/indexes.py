@@ -154,12 +154,8 @@ def _read(path: Path) -> dict[str, Any]:
         indexes.append({"url": default, "default": True})
     stated["index"] = [{**index, "url": _absolute(str(index["url"]), path)} for index in indexes]
     stated["find-links"] = [_absolute(str(link), path) for link in stated.get("find-links", [])]
-    return {name: _plain(value) for name, value in stated.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value, with dates as text, which uv also accepts."""
-    return value.isoformat() if isinstance(value, date) else value
+    # uv also accepts dates as text.
+    return {name: value.isoformat() if isinstance(value, date) else value for name, value in stated.items()}
 
 
 def _absolute(location: str, file: Path) -> str:

@@ -197,12 +197,8 @@ def _claim(session: Session, owner: Owner, name: str, environment: Environment) 
         session.delete(held)
         session.flush()
     elif held is not None and held is not environment:
-        raise _name_taken(owner, name)
-
-
-def _name_taken(owner: Owner, name: str) -> HubProblem:
-    detail = f"the name `{owner.name}/{name}` is already taken, or was used before"
-    return HubProblem(409, "name_taken", detail, hint="choose another name")
+        detail = f"the name `{owner.name}/{name}` is already taken, or was used before"
+        raise HubProblem(409, "name_taken", detail, hint="choose another name")
 
 
 def _new_name(name: str) -> str:

@@ -113,7 +113,8 @@ def store_outcome(
     if hook.disabled_at is not None or delivery.failures > len(PAUSES):
         _fail(session, queue, delivery)
         return
-    _submit(session, queue, delivery, hook, pause=_pause(delivery.failures))
+    seconds = PAUSES[delivery.failures - 1] * (1 + SystemRandom().uniform(-_JITTER, _JITTER))
+    _submit(session, queue, delivery, hook, pause=timedelta(seconds=seconds))
 
 
 def keep_failures(queue: TableQueue, session: Session, job_ids: Sequence[int]) -> None:
@@ -223,7 +224,3 @@ def _give_up(session: Session, queue: TableQueue, number: int, attempt: int, ref
     hook = session.get_one(Webhook, delivery.webhook_id, with_for_update=_LOCK)
     if hook.disabled_at is None:
         disable(hook, refusal)
-
-
-def _pause(failures: int) -> timedelta:
-    return timedelta(seconds=PAUSES[failures - 1] * (1 + SystemRandom().uniform(-_JITTER, _JITTER)))

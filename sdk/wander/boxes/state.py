@@ -122,7 +122,9 @@ def compare(start: Snapshot, end: Archive) -> FinalState:
     too_large = len(changes) > MOST_FILES or any(
         change.kind == "file" and change.path not in end.contents for change in changes
     )
-    too_large = too_large or _compressed_size(end.contents.values()) > MOST_COMPRESSED_BYTES
+    if not too_large:
+        packed = zstandard.compress(b"".join(end.contents.values()), 3)
+        too_large = len(packed) > MOST_COMPRESSED_BYTES
     changes = changes[:MOST_FILES]
     digest = digest_changes(changes)
     if not too_large:
@@ -193,10 +195,6 @@ def _encode(content: bytes) -> dict[str, str]:
         return {"text": content.decode("utf-8")}
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(content).decode()}
-
-
-def _compressed_size(contents: Iterable[bytes]) -> int:
-    return len(zstandard.compress(b"".join(contents), 3))
 
 
 def _is_implied(path: str, start: Mapping[str, ChangedFile], end: Mapping[str, ChangedFile]) -> bool:

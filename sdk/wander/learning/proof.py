@@ -150,7 +150,9 @@ def _follow(running: _Running, request: LearningRequest, progress: Progress) -> 
         stage = answer["stage"]
         progress(stage, answer["done"], answer["total"])
     if line is None or process.wait() == -signal.SIGXCPU:
-        limit = f"{LONGEST / 60:.0f} minutes" if line is None else _minutes(request.recipe.cpu_seconds)
+        limit = f"{request.recipe.cpu_seconds / 60:g} minutes of processor time"
+        if line is None:
+            limit = f"{LONGEST / 60:.0f} minutes"
         reason = f"the recipe needs more than {limit}; it stopped while {stage}"
         return LearningReport(
             schema="wander.learning/1", environment=request.target, arguments=request.arguments, reason=reason
@@ -161,10 +163,6 @@ def _follow(running: _Running, request: LearningRequest, progress: Progress) -> 
         f"the recipe's process exited with status {process.returncode} while {stage}"
         + "".join(f": {text:.300}" for text in last)
     )
-
-
-def _minutes(seconds: int) -> str:
-    return f"{seconds / 60:g} minutes of processor time"
 
 
 def _read_lines(stdout: IO[bytes], lines: queue.Queue[bytes]) -> None:

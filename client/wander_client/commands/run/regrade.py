@@ -12,7 +12,6 @@ from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander_client.evaluate.regrade import RegradedRun
-    from wander_client.terminal.output import Output
 
 
 def regrade(
@@ -71,7 +70,7 @@ def regrade(
             later += _next(done, posting=location.installed is not None and not dry_run)
         answers.append(data)
         texts.append(_text(data))
-    here.output.answer({"runs": answers}, lambda: _show(texts, here.output))
+    here.output.answer({"runs": answers}, "\n".join(texts))
     here.output.next(*dict.fromkeys(later))
     return OK if all(data["complete"] for data in answers) else PARTIAL
 
@@ -102,8 +101,3 @@ def _text(data: dict[str, Any]) -> str:
     if data.get("url"):
         lines.append(f"  posted        {data['url']}\n  compare       {data['compare_url']}")
     return "\n".join(lines)
-
-
-def _show(texts: list[str], output: Output) -> None:
-    for text in texts:
-        output.line(text)

@@ -250,12 +250,9 @@ def only_value(bins: Histogram) -> float | None:
 
 def run_title(manifest: RunManifest) -> str:
     """Return the title of a run: `model on owner/name 1.2`."""
-    return f"{manifest.model.name} on {_describe_play(manifest)}"
-
-
-def _describe_play(manifest: RunManifest) -> str:
-    name, version = manifest.environment.full_name, manifest.environment.version
-    return f"{name} {version}" if version else name
+    pin = manifest.environment
+    title = f"{manifest.model.name} on {pin.full_name}"
+    return f"{title} {pin.version}" if pin.version else title
 
 
 def _shares(counts: dict[str, int]) -> str:
