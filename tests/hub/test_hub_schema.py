@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
@@ -82,13 +81,25 @@ def failures_of(filled, examples: int) -> list[str]:
             (GenerationMode.POSITIVE, (known, {})),
             (GenerationMode.NEGATIVE, (known,)),
         ):
+            if mode is GenerationMode.NEGATIVE and not _can_be_wrong(operation):
+                continue
             try:
                 _probe(operation, mode, senders, examples)
-            except Unsatisfiable:
-                assert mode is GenerationMode.NEGATIVE, "nothing can be wrong with a request without parts"
             except FailureGroup as failures:
                 found += [f"{operation.label} ({mode.value}): {one}" for one in failures.exceptions]
     return found
+
+
+def _can_be_wrong(operation) -> bool:
+    """Tell whether requests have a part that can be wrong. Every string is right in a path.
+
+    Schemathesis needs a second for each of these operations to find that there is no such request.
+    """
+    strings = [
+        parameter.location == "path" and parameter.definition["schema"].keys() == {"type", "title"}
+        for parameter in operation.iter_parameters()
+    ]
+    return bool(operation.body) or not all(strings)
 
 
 def _probe(operation, mode, senders, examples: int) -> None:
