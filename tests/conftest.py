@@ -23,6 +23,7 @@ from xdist.workermanage import WorkerController
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+    from warm_programs import WarmCommands
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 for name, examples in {"dev": 20, "ci": 100}.items():
@@ -180,7 +181,7 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_commands() -> Iterator[None]:
+def warm_commands() -> Iterator[WarmCommands]:
     """Fork the commands and checks of tests from processes that have imported them: 2 s less for a hub."""
     import live_hub
     from wander.worker.process import program
@@ -190,7 +191,7 @@ def warm_commands() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_hub, "starter", commands.start)
         patch.setattr(program, "_run_in_session", probes.run_in_session)
-        yield
+        yield commands
     commands.close()
     probes.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from chat_endpoint import chat_endpoint
 from live_hub import clean_environment, free_port, live_hub
 from markdown_page import PageRun, Step, blocks, parse, steps, unmatched
 from package_mirror import build_mirror
+from warm_programs import warm_training
 from written_commands import commands, unknown_parts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +30,13 @@ def mirror(tmp_path_factory) -> str:
 
 def starts_its_own_hub(page: Path) -> bool:
     return any("wander-hub serve" in block.text for block in blocks(page) if block.language == "console")
+
+
+def trains(page: Path) -> bool:
+    commands = [
+        step.command for block in blocks(page) if block.language == "console" for step in steps(block.text)
+    ]
+    return any(command.startswith(("wander train", "wander model")) for command in commands)
 
 
 def answering(messages: list[dict]) -> str:
@@ -51,7 +60,7 @@ def uv_cache(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def page_run(request, tmp_path, mirror, endpoint, uv_cache) -> Iterator[PageRun]:
+def page_run(request, tmp_path, mirror, endpoint, uv_cache, warm_commands) -> Iterator[PageRun]:
     """A copy of the checkout's environments, a private home, and a hub where the page expects one."""
     folder, home = tmp_path / "page", tmp_path / "home"
     ignored = shutil.ignore_patterns("__pycache__", "build", "dist")
@@ -77,6 +86,10 @@ def page_run(request, tmp_path, mirror, endpoint, uv_cache) -> Iterator[PageRun]
             "--port 8600": f"--port {port}",
             "http://127.0.0.1:8000/v1": endpoint,
         }
+        warm_commands.write_scripts(tmp_path / "bin", environment)
+        if trains(request.param):
+            stack.enter_context(warm_training(tmp_path / "bin", environment))
+        environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{environment['PATH']}"
         run = PageRun(folder, environment, addresses)
         stack.callback(run.close)
         yield run

@@ -8,7 +8,6 @@ usual.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import fcntl
 import gc
@@ -18,6 +17,7 @@ import os
 import pkgutil
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -31,6 +31,8 @@ _WORKER, _SCRIPTED = "wander.worker.__main__", "wander_client/models/scripted_ho
 _PROBE = "wander.checks.probe"
 _OF_A_CHECK = {"PYTHONHASHSEED", "TZ", "LANG"}
 _COMMANDS = {"wander": "wander_client.main", "wander-hub": "wander_hub.cli.main"}
+_TRAINING = "wander.train"
+_STAND_IN = Path(__file__).with_name("stand_in.py")
 _HEADER_BYTES, _MOST_FILES = 1 << 16, 16
 
 
@@ -98,13 +100,19 @@ class WarmProgram:
 
     def __init__(self, name: str, environ: dict[str, str]) -> None:
         self.read_at_start = _read_at_start(environ)
+        others = {name: environ[name] for name in ("HOME", "OMP_NUM_THREADS") if name in environ}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind("")  # to an abstract address, which is gone when nobody listens any more
+        listener.listen()
+        self.address = listener.getsockname()[1:].decode()
+        """The abstract address where `stand_in.py` asks for forks, without its first byte, which is 0."""
+        with theirs, listener:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, name, str(theirs.fileno())],
+                [sys.executable, "-P", __file__, name, str(theirs.fileno()), str(listener.fileno())],
                 # Without the mark of the first worker: all processes that have it are killed with it.
-                env={"PATH": environ["PATH"], "HOME": environ.get("HOME", ""), **self.read_at_start},
-                pass_fds=[theirs.fileno()],
+                env={"PATH": environ["PATH"], **others, **self.read_at_start},
+                pass_fds=[theirs.fileno(), listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -120,11 +128,9 @@ class WarmProgram:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         header = {"arguments": arguments, "environ": environ, "files": [*files]}
         header["folder"] = str(folder or Path.cwd())
-        sent = array.array("i", [theirs.fileno(), *files.values()])
         with theirs:
-            self._control.sendmsg(
-                [json.dumps(header).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)]
-            )
+            sent = [theirs.fileno(), *files.values()]
+            socket.send_fds(self._control, [json.dumps(header).encode()], sent)
         pid = int(ours.recv(16))
         return ours.detach(), pid
 
@@ -189,9 +195,25 @@ class WarmCommands:
                 return forked
         return start_process(command, environ, out, err, folder)
 
+    def write_scripts(self, folder: Path, environ: dict[str, str]) -> None:
+        """Write a `wander` and a `wander-hub` for shells, which have the warm processes fork the commands."""
+        folder.mkdir()
+        for program, name in _COMMANDS.items():
+            warm = self._programs.get(name) or self._programs.setdefault(name, WarmProgram(name, environ))
+            _write_script(folder / program, warm)
+
     def close(self) -> None:
         for program in self._programs.values():
             program.close()
+
+
+@contextmanager
+def warm_training(folder: Path, environ: dict[str, str]) -> Iterator[None]:
+    """Have the `wander` of `WarmCommands.write_scripts` fork from a process that has imported PyTorch too."""
+    warm = WarmProgram(_TRAINING, environ)
+    _write_script(folder / "wander", warm)
+    yield
+    warm.close()
 
 
 class WarmProbes:
@@ -236,6 +258,13 @@ class WarmProbes:
             program.close()
 
 
+def _write_script(path: Path, warm: WarmProgram) -> None:
+    command = Path(sys.executable).with_name(path.name)
+    words = map(str, (sys.executable, "-IS", _STAND_IN, warm.address, command))
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+
+
 def _name_of(command: tuple[str, ...]) -> str | None:
     if command[0] != sys.executable:
         return None
@@ -273,8 +302,11 @@ async def _with_pipes(
     return process
 
 
-def serve(name: str, control: socket.socket) -> Callable[[], object]:
-    """Fork for each request, and report how the forks end. Returns in each fork, with its program."""
+def serve(name: str, control: socket.socket, listener: socket.socket) -> Callable[[], object]:
+    """Fork for each request, and report how the forks end. Returns in each fork, with its program.
+
+    A request comes through `control` with the descriptor to answer on, or through a connection of its own.
+    """
     program = _imported(name)
     gc.collect()
     gc.freeze()
@@ -283,27 +315,30 @@ def serve(name: str, control: socket.socket) -> Callable[[], object]:
     signal.set_wakeup_fd(wake)
     running: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([control, woken], [], [])
+        ready, _, _ = select.select([control, listener, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
             _report(running)
-        if control not in ready:
+        if control in ready:
+            header, received, _, _ = socket.recv_fds(control, _HEADER_BYTES, _MOST_FILES)
+            if not header:
+                os._exit(0)
+        elif listener in ready:
+            connection, _ = listener.accept()
+            header, received, _, _ = socket.recv_fds(connection, _HEADER_BYTES, _MOST_FILES)
+            received.insert(0, connection.detach())
+        else:
             continue
-        header, sent, _, _ = control.recvmsg(_HEADER_BYTES, socket.CMSG_SPACE(4 * _MOST_FILES))
-        if not header:
-            os._exit(0)
-        received = array.array("i")
-        for _level, _kind, content in sent:
-            received.frombytes(content)
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             control.close()
+            listener.close()
             for descriptor in (woken, wake, *running.values()):
                 os.close(descriptor)
             if name in (_WORKER, _PROBE):
                 os.setsid()
-            _become(json.loads(header), list(received))
+            _become(json.loads(header), received)
             return program
         for descriptor in received[1:]:
             os.close(descriptor)
@@ -331,9 +366,11 @@ def _imported(name: str) -> Callable[[], object]:
         from wander.checks.probe import main as probe_main
 
         return probe_main
-    if name in _COMMANDS.values():
+    if name in (*_COMMANDS.values(), _TRAINING):
         # The console script's folder comes first, as for the script itself.
         sys.path.insert(0, str(Path(sys.executable).parent))
+        if name == _TRAINING:
+            _import_training()
         return _imported_hub() if name == _COMMANDS["wander-hub"] else _imported_client()
     import wander.clients.scripted  # noqa: F401 - what the script imports
     from wander_client.models import scripted_host
@@ -377,11 +414,21 @@ def _imported_client() -> Callable[[], object]:
     return main
 
 
+def _import_training() -> None:
+    import wander.models
+    import wander.train
+
+    for package in (wander.models, wander.train):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+
+
 def _run_script() -> object:
     return runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _become(header: dict[str, Any], received: list[int]) -> None:
+    assert _read_at_start(header["environ"]) == _read_at_start(dict(os.environ)), "start it without a fork"
     os.chdir(header["folder"])
     os.environ.clear()
     os.environ.update(header["environ"])
@@ -397,5 +444,5 @@ def _become(header: dict[str, Any], received: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    run = serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))
+    run = serve(sys.argv[1], *(socket.socket(fileno=int(number)) for number in sys.argv[2:]))
     sys.exit(run())
