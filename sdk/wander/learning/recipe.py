@@ -125,7 +125,7 @@ class Run:
         self.report.environment = handle.info.name
         if not handle.info.deterministic:
             raise NotShown("the environment declares that it is not deterministic")
-        if handle.info.kind in BOX_KINDS:
+        if handle.info.kind in (*BOX_KINDS, "rlm"):
             raise NotShown("its rollouts run programs in boxes, which a tiny policy does not learn")
         rollouts = self._play_transcripts(handle)
         rows, _ = select_rows(rollouts, keep_repeats=True)
