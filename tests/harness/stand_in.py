@@ -17,7 +17,8 @@ warm = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 warm.connect("\0" + sys.argv[1])
 header = {"arguments": sys.argv[2:], "environ": dict(os.environ), "files": [0, 1, 2], "folder": os.getcwd()}
 socket.send_fds(warm, [json.dumps(header).encode()], [0, 1, 2])
-pid = int(warm.recv(16))
+_, number_of_fork = warm.recv(16).split()  # "pid NUMBER"
+pid = int(number_of_fork)
 for number in SIGNALS:
     signal.signal(number, lambda number, _frame: os.kill(pid, number))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -34,6 +34,8 @@ _COMMANDS = {"wander": "wander_client.main", "wander-hub": "wander_hub.cli.main"
 _TRAINING = "wander.train"
 _STAND_IN = Path(__file__).with_name("stand_in.py")
 _HEADER_BYTES, _MOST_FILES = 1 << 16, 16
+_PID = b"pid "
+"""Beginning of a fork's first answer. If the fork fails before, its exit status is the first answer."""
 
 
 class WarmProcess:
@@ -131,8 +133,11 @@ class WarmProgram:
         with theirs:
             sent = [theirs.fileno(), *files.values()]
             socket.send_fds(self._control, [json.dumps(header).encode()], sent)
-        pid = int(ours.recv(16))
-        return ours.detach(), pid
+        answer = ours.recv(16)
+        # Never take an exit status for the number of a process: to kill the group of process 1 kills all.
+        if not answer.startswith(_PID):
+            raise RuntimeError(f"the fork of `{arguments[0]}` ended before it started ({answer!r})")
+        return ours.detach(), int(answer.removeprefix(_PID))
 
     def close(self) -> None:
         self._control.close()
@@ -327,6 +332,9 @@ def serve(name: str, control: socket.socket, listener: socket.socket) -> Callabl
             connection, _ = listener.accept()
             header, received, _, _ = socket.recv_fds(connection, _HEADER_BYTES, _MOST_FILES)
             received.insert(0, connection.detach())
+            asked, own = json.loads(header)["environ"], dict(os.environ)
+            if _read_at_start(asked) != _read_at_start(own):
+                raise RuntimeError("a block changed a variable that Python reads at its start")
         else:
             continue
         if (pid := os.fork()) == 0:
@@ -428,7 +436,6 @@ def _run_script() -> object:
 
 
 def _become(header: dict[str, Any], received: list[int]) -> None:
-    assert _read_at_start(header["environ"]) == _read_at_start(dict(os.environ)), "start it without a fork"
     os.chdir(header["folder"])
     os.environ.clear()
     os.environ.update(header["environ"])
@@ -439,7 +446,7 @@ def _become(header: dict[str, Any], received: list[int]) -> None:
         os.dup2(descriptor, number, inheritable=True)
         os.close(descriptor)
     sys.argv = header["arguments"]
-    os.write(high[0], str(os.getpid()).encode())
+    os.write(high[0], _PID + str(os.getpid()).encode())
     os.close(high[0])
 
 
