@@ -136,6 +136,7 @@ class WarmProgram:
         answer = ours.recv(16)
         # Never take an exit status for the number of a process: to kill the group of process 1 kills all.
         if not answer.startswith(_PID):
+            ours.close()
             raise RuntimeError(f"the fork of `{arguments[0]}` ended before it started ({answer!r})")
         return ours.detach(), int(answer.removeprefix(_PID))
 
@@ -192,7 +193,7 @@ class WarmCommands:
 
         program = Path(command[0])
         if program.parent == Path(sys.executable).parent and (name := _COMMANDS.get(program.name)):
-            warm = self._programs.get(name) or self._programs.setdefault(name, WarmProgram(name, environ))
+            warm = self.warm(name, environ)
             if warm.read_at_start == _read_at_start(environ):
                 files = {0: _null(), 1: out.fileno(), 2: (err or out).fileno()}
                 forked = ForkedCommand(*warm.start(command, environ, files, folder), command)
@@ -200,12 +201,15 @@ class WarmCommands:
                 return forked
         return start_process(command, environ, out, err, folder)
 
+    def warm(self, name: str, environ: dict[str, str]) -> WarmProgram:
+        """Return the warm process of a program, and start it first if necessary."""
+        return self._programs.get(name) or self._programs.setdefault(name, WarmProgram(name, environ))
+
     def write_scripts(self, folder: Path, environ: dict[str, str]) -> None:
         """Write a `wander` and a `wander-hub` for shells, which have the warm processes fork the commands."""
         folder.mkdir()
         for program, name in _COMMANDS.items():
-            warm = self._programs.get(name) or self._programs.setdefault(name, WarmProgram(name, environ))
-            _write_script(folder / program, warm)
+            _write_script(folder / program, self.warm(name, environ))
 
     def close(self) -> None:
         for program in self._programs.values():
