@@ -278,8 +278,7 @@ class StepTrainer(StepInternals):
             self.ahead.abandon(step)
         if self.before is not None and self.before.step == step:
             self.before.restore_generators()
-            if not self.ahead:
-                self.player.mixture.restore(self.before.sampler)
+            self.player.mixture.restore(self.before.sampler)
         save_now(self)
         return True
 

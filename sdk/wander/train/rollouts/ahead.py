@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -75,15 +74,6 @@ class _UnderWay:
         return self.playing.result()
 
 
-@dataclass
-class _BeforeStep:
-    """The state before a step was collected."""
-
-    step: int
-    sampler: dict[str, Any]
-    under_way: dict[int, _UnderWay]
-
-
 class StepsAhead:
     """Plays the steps of a run in advance, one with each of the `clients`.
 
@@ -104,8 +94,10 @@ class StepsAhead:
         self._threads = ThreadPoolExecutor(len(self._clients), thread_name_prefix="wander-ahead")
         self._under_way: dict[int, _UnderWay] = {}
         self._slots: Sequence[int] = ()
-        self._before: _BeforeStep | None = None
-        """State before the last collected step."""
+        self._collected: int | None = None
+        """Last collected step."""
+        self._under_way_before: dict[int, _UnderWay] = {}
+        """Steps that were under way before it was collected."""
 
     def take(self, step: int, slots: Sequence[int]) -> tuple[PlayedStep, int]:
         """Wait for this process's share of a step, and return it with the version of its weights.
@@ -114,7 +106,7 @@ class StepsAhead:
         steps that may start now. Raises `RunError` like `StepPlayer.play`.
         """
         self._slots = slots
-        self._before = _BeforeStep(step, self.player.mixture.state(), dict(self._under_way))
+        self._collected, self._under_way_before = step, dict(self._under_way)
         for number in range(step, step + len(self._clients)):
             self._begin(number, step)
         # The other players that replaced groups are played with, at the current weights.
@@ -132,11 +124,13 @@ class StepsAhead:
         return played, current.version
 
     def abandon(self, step: int) -> None:
-        """Stop playing, and undo `take` if the step was collected but not learned from."""
+        """Stop playing, and undo `take` if the step was collected but not learned from.
+
+        The caller restores the sampler of examples.
+        """
         playing = self._playing
-        if self._before is not None and self._before.step == step:
-            self.player.mixture.restore(self._before.sampler)
-            self._under_way = self._before.under_way
+        if self._collected == step:
+            self._under_way = self._under_way_before
         self._interrupt([*playing, *self._playing])
 
     def save(self, checkpoint: Path) -> None:
