@@ -93,7 +93,7 @@ def failures_of(filled, examples: int) -> list[str]:
 def _can_be_wrong(operation) -> bool:
     """Tell whether requests have a part that can be wrong. Every string is right in a path.
 
-    Schemathesis needs a second for each of these operations to find that there is no such request.
+    If nothing can be wrong, Schemathesis searches for a second and then gives up.
     """
     strings = [
         parameter.location == "path" and parameter.definition["schema"].keys() == {"type", "title"}
