@@ -23,6 +23,7 @@ from xdist.workermanage import WorkerController
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+    from wander_hub.settings import Settings
     from warm_programs import WarmCommands
 
 # No deadlines: how long an example takes says more about the machine than about the code.
@@ -226,6 +227,14 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory, shared_statement
     database.migrate()
     database.close()
     return path
+
+
+@pytest.fixture(scope="session")
+def usual_settings() -> Settings:
+    """Settings of a hub, copied for each test with its folder: to read them from variables takes 9 ms."""
+    from wander_hub.settings import Settings
+
+    return Settings(data=Path("named-by-each-test"), bundled_packages=False)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -18,6 +18,7 @@ from warm_programs import WarmPrograms
 
 if TYPE_CHECKING:
     from wander_client.packages.building.build import Builder
+    from wander_hub.settings import Settings
 
 __all__ = ["folder", "home", "say_env", "settled_folder", "wander"]  # fixtures
 
@@ -49,16 +50,19 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 
 @pytest.fixture
 def hub(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, migrated_database: Path
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    migrated_database: Path,
+    usual_settings: Settings,
 ) -> Iterator[HubRoom]:
     """A hub with the administrator `admin`; `hub.wander` runs commands against it."""
     from wander_hub.app import create_app
     from wander_hub.database import Database
     from wander_hub.rights.tokens import first_administrator
-    from wander_hub.settings import Settings
 
     (home / "hub").mkdir()
-    settings = Settings(data=home / "hub", bundled_packages=False)
+    settings = usual_settings.model_copy(update={"data": home / "hub"})
     shutil.copy(migrated_database, settings.data / "hub.db")
     database = Database(settings.resolved_database_url)
     with database.write() as session:

@@ -122,7 +122,7 @@ def test_a_file_that_unpacks_too_large_stops_the_installation(install, home: Pat
 
 def test_too_many_files_stop_the_installation(install, home: Path, monkeypatch) -> None:
     monkeypatch.setattr(uv, "_LARGEST_INSTALL", 64 << 20)
-    content = bomb(home, files=300, size=2 << 20)
+    content = bomb(home, files=100, size=2 << 20)
     with index(listing, lambda: content) as address:
         refused = install(address)
     assert refused is not None
@@ -144,7 +144,7 @@ def test_an_endless_file_stops_the_installation(install, home: Path, monkeypatch
 
 
 def test_an_endless_page_uses_limited_memory(install, monkeypatch) -> None:
-    monkeypatch.setattr(uv, "_LARGEST_MEMORY", 512 << 20)
+    monkeypatch.setattr(uv, "_LARGEST_MEMORY", 256 << 20)
     with index(lambda: endless(b"<a>" + b" " * (1 << 20) + b"</a>")) as address:
         refused = install(address)
     assert refused is not None

@@ -40,6 +40,7 @@ def test_an_evaluation_names_the_hanging_example_and_function(wander: Wander, st
     assert (done.data["summary"]["failed"], done.data["summary"]["rollouts"]) == (1, 4)
 
 
+@pytest.mark.full  # an evaluation names it above
 def test_a_suite_names_the_hanging_example(wander: Wander, stuck: Path, home: Path) -> None:
     (home / "suite.toml").write_text(
         f'[[eval]]\nenvironment = "{stuck}"\nmodel = "scripted:say_env:solver"\n'

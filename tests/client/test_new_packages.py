@@ -57,9 +57,8 @@ def module_of(folder: Path) -> str:
     return folder.name.replace("-", "_")
 
 
-QUICK = {"single-turn", "tool"}
-SOME_KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.full) for kind in KINDS]
-"""Every kind; `make test` takes one without calls and one with them."""
+SOME_KINDS = [pytest.param(kind, marks=() if kind == "tool" else pytest.mark.full) for kind in KINDS]
+"""Every kind; `make test` takes one with calls."""
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)

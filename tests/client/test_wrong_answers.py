@@ -55,7 +55,7 @@ WRONG_FILES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("missing", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_wrong_file_of_a_version_is_a_hub_error(
     behind: LyingHub, wander: Wander, home: Path, missing: bool
 ) -> None:

@@ -70,7 +70,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("language", ["python", "bash"])
+@pytest.mark.parametrize("language", ["python", pytest.param("bash", marks=pytest.mark.full)])
 async def test_code_reads_the_context_and_calls_tools_and_models(language):
     env = rlm(language)
     example = env.dataset("train")[0]
@@ -96,7 +96,7 @@ SESSIONS = {
 }
 
 
-@pytest.mark.parametrize("tool", SESSIONS)
+@pytest.mark.parametrize("tool", ["python", pytest.param("bash", marks=pytest.mark.full)])
 async def test_commands_of_a_rollout_share_a_sandbox(tool):
     kind, argument, steps, long = SESSIONS[tool]
     rows = [{"question": "Count."}]

@@ -169,7 +169,8 @@ async def test_correct_format_without_content_earns_nothing(project, reply):
     if project["folder"].name == "mcp_files":
         pytest.skip("its rewards are those of wiki_search, and each reply starts a server")
     floor = 0.1 if project["folder"].name == "tictactoe" else 0.0
-    assert max(each.reward for each in await played(project, ScriptedClient([reply] * 20), 3)) <= floor
+    count = 1 if project["folder"].name in SLOW else 3
+    assert max(each.reward for each in await played(project, ScriptedClient([reply] * 20), count)) <= floor
 
 
 def test_prompts_do_not_contain_answers_and_splits_do_not_overlap(project):

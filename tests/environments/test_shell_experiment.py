@@ -14,6 +14,7 @@ from wander.loading import load_path
 FOLDER = Path(__file__).resolve().parents[2] / "experiments/shell/environment"
 
 
+@pytest.mark.full  # plays twelve rollouts in boxes; tests/sdk/boxes play a shell
 @needs_sandbox
 async def test_the_teacher_runs_commands_and_its_habit_costs_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))

@@ -300,14 +300,18 @@ def folder_alone() -> None:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(
+    tmp_path: Path,
+    usual_settings: Settings,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Settings:
     # After 20 s a hub makes the search of the docs: a second of processor time that some tests would measure.
     monkeypatch.setattr(hub_app, "_SEARCH_SECONDS", 3600.0)
     storage_url = request.getfixturevalue("s3_url") if WANTED_STORAGE == "s3" else None
     seal_key = tmp_path / "seal.key"  # made when a test seals something
-    return Settings(
-        data=tmp_path / "data", bundled_packages=False, storage_url=storage_url, seal_key_file=seal_key
-    )
+    own = {"data": tmp_path / "data", "storage_url": storage_url, "seal_key_file": seal_key}
+    return usual_settings.model_copy(update=own)
 
 
 @pytest.fixture

@@ -125,6 +125,7 @@ async def test_a_damaged_order_of_rollouts_is_rebuilt(
     assert findings(posted, storage) == []
 
 
+@pytest.mark.full  # the tests around it compare few objects, in one part
 async def test_many_objects_are_compared_part_by_part(
     posted: Any, storage: Storage, folder_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

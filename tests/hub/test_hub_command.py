@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from live_hub import BIN, clean_environment, run_program
 from pydantic import ValidationError
 from wander_hub import __version__
 from wander_hub.cli import main as cli
@@ -31,7 +32,7 @@ SECONDS = 180
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=SECONDS, check=False)
+    return run_program([str(BIN / "wander-hub"), *words], clean_environment(), timeout=SECONDS)
 
 
 @contextmanager

@@ -198,7 +198,9 @@ def test_a_hub_waits_for_another_one_that_migrates(postgres, caplog):
         database.close()
 
 
-@pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    "database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True
+)
 def test_simultaneous_hubs_create_one_administrator(database):
     with ThreadPoolExecutor(8) as threads:
         made = [threads.submit(database.commit, first_administrator) for _ in range(4)]

@@ -221,7 +221,13 @@ async def hide(hub: Any, make_wheel: Any, name: str, owner: str = "alice") -> No
     assert (await hub.client.put(path, json={"private": True}, headers=hub.auth(owner))).is_success
 
 
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(state, marks=pytest.mark.full) if state == "sends a byte at a time" else state
+        for state in STATES
+    ],
+)
 async def test_no_state_of_upstream_reveals_a_private_name(hub, make_wheel, monkeypatch, state):
     """Free and hidden names get the same answer, at first and when the hub knows the state."""
     monkeypatch.setattr(upstream, "_TIMEOUT_SECONDS", 0.8)

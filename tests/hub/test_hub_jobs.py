@@ -33,7 +33,9 @@ from wander_hub.jobs import (
     TableQueue,
 )
 
-pytestmark = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+pytestmark = pytest.mark.parametrize(
+    "database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True
+)
 
 PATIENCE = 120
 

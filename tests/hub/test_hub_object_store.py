@@ -82,6 +82,7 @@ def test_pip_and_uv_install_from_a_bucket(remote, make_wheel, tmp_path):
         assert (target / "reverse_text.py").read_bytes() == spec.files["reverse_text.py"]
 
 
+@pytest.mark.full  # in test_hub_index_direct.py without a server
 def test_addresses_of_private_files_expire_after_a_minute(remote, make_wheel):
     spec = make_wheel(name="kept-private", requires_dist=())
     body = publish(remote, spec, wander_visibility="private")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_hub import clean_environment
+from live_hub import BIN, clean_environment, run_program
 from wander_hub.database import Database
 from wander_hub.jobs import Job, TableQueue
 from wander_hub.server.work import _End
@@ -29,10 +29,7 @@ def variables(**settings: str) -> dict[str, str]:
 
 
 def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    environ = variables(**settings)
-    return subprocess.run(
-        [*COMMAND, *words], env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    return run_program([str(BIN / "wander-hub"), "work", *words], variables(**settings), timeout=SECONDS)
 
 
 class Worker:

@@ -71,7 +71,9 @@ async def test_signed_in_users_read_and_post_to_internal_environments(internal, 
     assert (await hub.get(f"{PATH}/members", headers=bob)).status_code == 403
 
 
-@pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    "database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True
+)
 async def test_search_follows_changes_of_visibility(internal):
     hub, part = internal, await limited_token(internal, "bob", "bob")
     callers = {"stranger": {}, "part": part, "bob": hub.auth("bob"), "alice": hub.auth()}

@@ -12,7 +12,9 @@ from staged_uploads import VERSIONS, StagedUpload, announced, pushed
 from wander_hub.audit import list_entries
 
 QUOTA = "/api/v1/owners/alice/quota"
-BOTH = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+BOTH = pytest.mark.parametrize(
+    "database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True
+)
 
 
 async def limit(hub, owner: str = "alice", **limits: int | str) -> dict:

@@ -70,7 +70,9 @@ async def test_tokens_addresses_and_kinds_of_requests_have_budgets_of_their_own(
     assert await statuses(client, 2, "/alice/legacy/", **upload) == {415: 1, 429: 1}
 
 
-@pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    "database_kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.full)], indirect=True
+)
 async def test_processes_of_a_hub_share_rate_limits(hub, still):
     one, other = of(hub, reads_per_minute=20), of(hub, reads_per_minute=20)
     kept = [client._transport.app.state.limits for client in (one, other)]

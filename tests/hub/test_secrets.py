@@ -133,7 +133,11 @@ def unpacked(rows: bytes) -> str:
     return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(rows)).read().decode()
 
 
-@pytest.mark.parametrize("formatter", [LogFormatter(), JsonFormatter()], ids=["text", "json"])
+@pytest.mark.parametrize(
+    "formatter",
+    [LogFormatter(), pytest.param(JsonFormatter(), marks=pytest.mark.full)],
+    ids=["text", "json"],
+)
 async def test_a_busy_hub_writes_no_secrets(hub, run_of, tmp_path, formatter, issuer):
     log, root = io.StringIO(), logging.getLogger()
     handler = logging.StreamHandler(log)

@@ -144,7 +144,7 @@ command = "mkdir -p /logs/artifacts; wc -c < hello.txt > /logs/artifacts/size"
 
 
 @needs_sandbox
-@pytest.mark.parametrize("own_image", [False, True])
+@pytest.mark.parametrize("own_image", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_a_separate_verifier_gets_only_the_artifacts(tmp_path, own_image):
     script = (
         "#!/bin/bash\ncd /\n"

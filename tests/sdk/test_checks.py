@@ -160,7 +160,7 @@ def test_a_scripted_judge_replaces_an_endpoint():
     assert (report.earned["gold"], report.earned["demand"]) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("name", ["reverse_text", "tictactoe"])
+@pytest.mark.parametrize("name", ["reverse_text", pytest.param("tictactoe", marks=pytest.mark.full)])
 def test_the_bundled_environments_pass_every_check(name):
     report = check_environment(ROOT / "environments" / name, examples=3, rows=50)
     assert [

@@ -35,6 +35,7 @@ def checked(folder: Path, at_load: str, **options: float) -> CheckReport:
     return check_environment(module, sandbox=small("memory=1G"), **options)
 
 
+@pytest.mark.full  # in test_checks.py outside of it
 def test_a_bundled_environment_passes_the_same_checks_in_the_sandbox() -> None:
     inside = check_environment(ROOT / "environments" / "tictactoe", sandbox=small("memory=1G"))
     assert [(one.id, one.message) for one in inside.checks if one.status != "pass"] == []

@@ -119,6 +119,7 @@ def test_a_dataset_folder_opens_by_the_datasets_library(
         written(tmp_path / "folder")
 
 
+@pytest.mark.full  # loads PyTorch; the columns are checked above
 def test_rows_have_the_conversational_format_of_trl(tmp_path: Path) -> None:
     data_utils = pytest.importorskip("trl.data_utils")
     written(tmp_path / "run.parquet")

@@ -252,5 +252,5 @@ def test_enclosed_reasoning_is_never_in_the_answer(pair: tuple[str, str], draft:
     ["<think>", "</think>", "a <think> b ", "< ", "<think ", "<|channel|>a<|message|>", "```\n<think>"],
 )
 def test_long_malformed_text_is_read_in_linear_time(piece: str) -> None:
-    soup = piece * (1_000_000 // len(piece))
+    soup = piece * (200_000 // len(piece))
     assert read_reasoning(soup).answer in soup

@@ -61,7 +61,7 @@ def run(hash_seed, name, player, arguments, recorded=()):
 @pytest.mark.parametrize(
     ("name", "player", "arguments"),
     [
-        ("reverse-text", "reversing", {"seed": 3}),
+        pytest.param("reverse-text", "reversing", {"seed": 3}, marks=pytest.mark.full),
         ("tictactoe", "tictactoe.players:teacher?random_move_prob=0.5", {"max_random_move_prob": 0.7}),
     ],
 )

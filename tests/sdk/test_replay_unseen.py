@@ -263,7 +263,19 @@ WAYS = {
 """How code may ask the host for something that is not on record, and what it gets in an evaluation."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("a judge's answer", "a turn more", "a call outside of any rollout"),
+        *(
+            pytest.param(way, marks=pytest.mark.full)
+            for way in (
+                *("a turn of another rollout", "a call of another model"),
+                "a call of another model, in a thread",
+            )
+        ),
+    ],
+)
 async def test_code_that_asks_for_more_than_is_on_record_never_learns_that_it_is_replayed(
     way: str, tmp_path: Path, chat_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

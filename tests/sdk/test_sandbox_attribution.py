@@ -65,8 +65,8 @@ def ending(rollout: Rollout) -> tuple[Any, ...]:
     [
         ("os._exit(3)", "ended with status 3"),
         ("os.abort()", "was killed by SIGABRT"),
-        ("ctypes.string_at(0)", "was killed by SIGSEGV"),
-        ("os.closerange(3, 1 << 10); os._exit(4)", "ended with status 4"),
+        pytest.param("ctypes.string_at(0)", "was killed by SIGSEGV", marks=pytest.mark.full),
+        pytest.param("os.closerange(3, 1 << 10); os._exit(4)", "ended with status 4", marks=pytest.mark.full),
     ],
 )
 async def test_a_rollout_that_ends_the_process_fails_and_others_finish(
@@ -82,7 +82,8 @@ async def test_a_rollout_that_ends_the_process_fails_and_others_finish(
 
 
 @pytest.mark.parametrize(
-    "code", ["os.kill(os.getpid(), signal.SIGKILL)", pytest.param(EAT, marks=needs_groups)]
+    "code",
+    ["os.kill(os.getpid(), signal.SIGKILL)", pytest.param(EAT, marks=[needs_groups, pytest.mark.full])],
 )
 async def test_external_kills_are_blamed_on_no_rollout(tmp_path: Path, code: str) -> None:
     codes = [FINE, code, FINE, FINE]

@@ -59,7 +59,10 @@ async def rollouts_of(name: str, client: Any, log: Path, **options: Any) -> list
     return [rollout.model_dump(exclude=untimed) for rollout in played]
 
 
-@pytest.mark.parametrize(("name", "client"), [("tictactoe", moving), ("reverse_text", reversing)])
+@pytest.mark.parametrize(
+    ("name", "client"),
+    [("tictactoe", moving), pytest.param("reverse_text", reversing, marks=pytest.mark.full)],
+)
 async def test_rollouts_are_equal_inside_and_outside_of_the_sandbox(name, client, tmp_path):
     outside = await rollouts_of(name, client, tmp_path / "outside.log")
     inside = await rollouts_of(name, client, tmp_path / "inside.log", sandbox=small())
@@ -498,6 +501,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 PRINTED = "import sys; sys.stdout.write('x' * 4_000_000); sys.stdout.flush()\n"
 
 
+@pytest.mark.full  # a user with pipes of usual size is below
 @pytest.mark.skipif("os.geteuid() != 0", reason="root's pipes are never small")
 def test_a_sandbox_does_not_need_large_pipes():
     with ordinary_user() as (folder, run):

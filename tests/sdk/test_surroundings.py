@@ -86,7 +86,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize(
+    "what",
+    ["hash", "nothing", *(pytest.param(what, marks=pytest.mark.full) for what in ("zone", "locale"))],
+)
 async def test_rewards_that_depend_on_hash_seed_zone_or_locale_are_found(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,7 +228,11 @@ async def test_an_exception_of_the_environment_fails_one_rollout(
 
 
 @pytest.mark.parametrize(
-    ("said", "how"), [("exit", "ended with status 3"), ("kill", "was killed by SIGKILL")]
+    ("said", "how"),
+    [
+        pytest.param("exit", "ended with status 3", marks=pytest.mark.full),
+        ("kill", "was killed by SIGKILL"),
+    ],
 )
 async def test_a_dead_worker_fails_its_rollouts_and_restarts(tmp_path: Path, said: str, how: str) -> None:
     async with worker(tmp_path, "print('first words')\n" + BODY) as environment:

@@ -103,6 +103,7 @@ async def test_judges_call_through_the_host_and_replay_without_it(worker, chat_s
     assert worker.outside_calls.replayed == 2
 
 
+@pytest.mark.full  # in test_judge.py without a worker
 async def test_an_unreachable_judge_fails_the_rollout(worker, chat_server):
     await chat_server.stop()
     example = (await worker.examples("eval"))[0]

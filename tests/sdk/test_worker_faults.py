@@ -257,12 +257,12 @@ async def test_using_too_much_memory_fails_one_rollout(tmp_path: Path) -> None:
     ("fault", "kind"),
     [
         ("_exit", "ProcessEnded"),
-        ("abort", "ProcessEnded"),
-        ("linger_and_die", "ProcessEnded"),
+        pytest.param("abort", "ProcessEnded", marks=pytest.mark.full),
+        pytest.param("linger_and_die", "ProcessEnded", marks=pytest.mark.full),
         # These may come from outside as well, or are not noticed before the next rollout's turn.
         ("kill", "WorkerLost"),
-        ("stop_loop", "WorkerLost"),
-        ("every_descriptor", "WorkerLost"),
+        pytest.param("stop_loop", "WorkerLost", marks=pytest.mark.full),
+        pytest.param("every_descriptor", "WorkerLost", marks=pytest.mark.full),
     ],
 )
 async def test_a_rollout_that_kills_its_worker_fails_and_others_finish(
@@ -375,7 +375,14 @@ async def test_a_rollout_over_its_time_limit_fails_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "last", ["exit", "keyboard", "panic", "recursion", "canceled", "_exit", "kill", "block"]
+    "last",
+    [
+        *("exit", "_exit", "block"),
+        *(
+            pytest.param(last, marks=pytest.mark.full)
+            for last in ("keyboard", "panic", "recursion", "canceled", "kill")
+        ),
+    ],
 )
 async def test_teardown_cannot_block_the_host(
     tmp_path: Path, last: str, monkeypatch: pytest.MonkeyPatch

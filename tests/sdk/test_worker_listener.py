@@ -266,7 +266,7 @@ async def test_a_host_that_sends_garbage_is_disconnected(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("serve", "target", "says"),
     [
-        (False, None, "folders are not sent"),
+        pytest.param(False, None, "folders are not sent", marks=pytest.mark.full),
         (False, "no_such_environment_anywhere", "there is no environment `no_such_environment_anywhere`"),
     ],
 )

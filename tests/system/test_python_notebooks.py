@@ -92,6 +92,7 @@ print(json.dumps({"rewards": rewards, "digest": digest, "path": str(run.path)}))
 """
 
 
+@pytest.mark.full  # tests/client/test_python_environment.py loads one by its name
 def test_a_script_loads_hub_environments_by_name(machine, bundled, hub):
     player = "careful"
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import httpx
+import pytest
 from chat_endpoint import chat_endpoint
 from sandboxes import needs_sandbox
 from wander.evals.store.folder import RunFolder
@@ -14,6 +15,7 @@ def reversing(messages: list[dict]) -> str:
     return f"<reversed_text>{messages[-1]['content'][::-1]}</reversed_text>"
 
 
+@pytest.mark.full  # tests/client/test_sandbox_command.py, within the process
 @needs_sandbox
 def test_an_installed_environment_runs_in_the_sandbox(machine, bundled, hub):
     with chat_endpoint(reversing) as endpoint:

@@ -321,7 +321,7 @@ def load_environment():
 """
 
 
-@pytest.mark.parametrize("confined", [False, True])
+@pytest.mark.parametrize("confined", [pytest.param(False, marks=pytest.mark.full), True])
 async def test_agent_programs_run_in_workers(tmp_path, confined):
     module = tmp_path / "agent_environment.py"
     module.write_text(WORKER_MODULE.format(library=LIBRARY, program=SIDE))
@@ -352,7 +352,9 @@ MISBEHAVIOR = {
 }
 
 
-@pytest.mark.parametrize("name", MISBEHAVIOR)
+@pytest.mark.parametrize(
+    "name", ["forks", *(pytest.param(name, marks=pytest.mark.full) for name in [*MISBEHAVIOR][1:])]
+)
 async def test_background_processes_cannot_change_the_scored_files(name):
     """The other rollouts go on, and the rollout is scored by what it left."""
     bad = ProgramEnv(f"work({USER})\n{MISBEHAVIOR[name]}", program_seconds=5.0)

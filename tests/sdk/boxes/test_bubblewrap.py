@@ -23,6 +23,12 @@ async def start(**options):
     return await BubblewrapBackend().start(BoxSpec(limits=limits))
 
 
+ROOT_IN_FULL = pytest.mark.parametrize(
+    "spec", ["system", pytest.param("root", marks=pytest.mark.full)], indirect=True
+)
+"""For tests that take seconds: in the short run, boxes over the system's folders do."""
+
+
 async def test_a_command_runs_as_root_of_its_own_system_with_a_fixed_environment(box, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_HOST", "x")
     result = await box.exec("id -u; hostname; pwd; env | sort; echo error >&2; exit 3")
@@ -92,6 +98,7 @@ async def test_limits_above_those_of_the_host_are_lowered(monkeypatch):
     await box.stop()
 
 
+@ROOT_IN_FULL
 async def test_a_time_limit_kills_the_group_but_not_the_background_or_the_box(box):
     await box.exec("setsid sleep 7777 >/dev/null 2>&1 &")
     begun = time.monotonic()
@@ -119,6 +126,7 @@ async def test_output_is_cut_in_the_middle(box):
     assert len(result.output) < 1100
 
 
+@ROOT_IN_FULL
 async def test_a_flood_of_output_ends_with_the_time_limit(box):
     result = await box.exec("yes", seconds=2, output_bytes=100)
     assert result.timed_out
@@ -191,6 +199,7 @@ async def test_memory_is_limited_and_the_box_survives():
         await box.stop()
 
 
+@ROOT_IN_FULL
 async def test_a_fork_bomb_is_limited_and_ends_at_the_time_limit(box):
     result = await box.exec("f() { f | f & }; f; sleep 100", seconds=1)
     assert result.exit_status == 124

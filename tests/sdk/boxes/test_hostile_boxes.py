@@ -17,6 +17,7 @@ from wander.errors import SandboxError
 pytestmark = needs_sandbox
 
 
+@pytest.mark.parametrize("spec", ["system", pytest.param("root", marks=pytest.mark.full)], indirect=True)
 @pytest.mark.parametrize("number", ["KILL", "STOP"])
 async def test_a_box_that_ends_all_its_processes_cannot_hide_its_files(box, number):
     await box.exec("for i in 1 2 3 4 5 6 7 8 9; do echo $i > f$i; done")
@@ -62,6 +63,7 @@ async def test_sparse_files_cannot_keep_the_host_reading():
     await box.stop()
 
 
+@pytest.mark.full  # elsewhere, boxes run a few commands at a time
 async def test_hundreds_of_commands_at_the_same_time_are_all_run():
     box = await BubblewrapBackend().start(BoxSpec())
     results = await asyncio.gather(*(box.exec(["echo", str(number)]) for number in range(300)))

@@ -37,6 +37,7 @@ async def test_a_program_calls_a_model_and_ends(box):
         await box.next_call()
 
 
+@pytest.mark.parametrize("spec", ["system", pytest.param("root", marks=pytest.mark.full)], indirect=True)
 async def test_several_programs_run_in_turn_and_may_time_out(box):
     for _ in range(2):
         await box.start_program("echo begun; sleep 100", seconds=3)

@@ -202,7 +202,11 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize(
-    ("case", "level"), [("equal", "replayed"), ("other output", "replayed"), ("other files", "rescored")]
+    ("case", "level"),
+    [
+        pytest.param("equal", "replayed", marks=pytest.mark.full),
+        *(("other output", "replayed"), ("other files", "rescored")),
+    ],
 )
 async def test_a_replay_runs_commands_and_compares_final_states(case, level):
     env = LocalEnvironment(load())
@@ -249,7 +253,7 @@ async def test_a_forged_state_proves_at_most_a_rescoring():
     await env.close()
 
 
-@pytest.mark.parametrize("confined", [False, True])
+@pytest.mark.parametrize("confined", [pytest.param(False, marks=pytest.mark.full), True])
 async def test_boxes_in_a_worker_give_the_same_rollouts(tmp_path, confined):
     module = tmp_path / "shell_environment.py"
     module.write_text(textwrap.dedent(BODY))

@@ -244,7 +244,7 @@ async def test_unsupported_compaction_is_reported_before_playing(loaded: LoadedM
 COMPACTED = {"compact_at": 100, "max_tokens": 8}
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+@pytest.mark.parametrize("loss", ["dapo", pytest.param("grpo", marks=pytest.mark.full)])
 def test_every_turn_of_a_compacted_rollout_is_learned_in_its_own_context(
     puller: Path, tmp_path: Path, watched: type[Watched], loss: str
 ) -> None:
@@ -280,7 +280,7 @@ def test_a_run_with_compaction_verifies_and_resumes_to_the_same_bits(puller: Pat
     assert weights_digest(again.model) == digest
 
 
-@pytest.mark.parametrize("why", ["compaction", "template"])
+@pytest.mark.parametrize("why", ["compaction", pytest.param("template", marks=pytest.mark.full)])
 async def test_fine_tuning_learns_each_turn_of_several_sequences_once(
     loaded: LoadedModel, forgetful: Path, tmp_path: Path, why: str
 ) -> None:

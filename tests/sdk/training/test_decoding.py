@@ -130,7 +130,7 @@ def test_conversations_join_and_leave_between_turns(
             histories[job.rollout_id] += [*sample.ids, *data.draw(st.lists(ids, min_size=1, max_size=4))]
 
 
-@pytest.mark.parametrize("plan", PLANS[1:], ids=str)
+@pytest.mark.parametrize("plan", [PLANS[1], pytest.param(PLANS[2], marks=pytest.mark.full)], ids=str)
 def test_a_long_row_outgrows_its_buffers_and_the_others_end_early(plan: DecodePlan) -> None:
     model, words = model_of("llama", max_position_embeddings=1024), Words()
     model.generation_config.eos_token_id = words.eos_token_id = None  # type: ignore[assignment]

@@ -89,8 +89,7 @@ MIXED = {"environments": [{"weight": 1, "label": "one"}, {"weight": 2, "label": 
     "sections",
     [
         {},
-        REPEATED,
-        *(pytest.param(each, marks=pytest.mark.full) for each in (ADAPTED, REFERRED, DRAWN, MIXED)),
+        *(pytest.param(each, marks=pytest.mark.full) for each in (REPEATED, ADAPTED, REFERRED, DRAWN, MIXED)),
     ],
     ids=[
         *("accumulation", "between updates on the same rollouts"),

@@ -198,6 +198,9 @@ def require_equal(gaps: list[tuple[float, float, float]]) -> None:
         assert gap < 1e-3 * size
 
 
+PLAYED = ["in one sequence", pytest.param("in several", marks=pytest.mark.full)]
+
+
 @pytest.mark.parametrize("loss", sorted(FORMULAS))
 def test_every_loss_matches_its_formula(
     puller: Path, tmp_path: Path, compared: list[tuple[float, float, float]], loss: str
@@ -206,7 +209,14 @@ def test_every_loss_matches_its_formula(
     require_equal(compared)
 
 
-@pytest.mark.parametrize("loss", sorted(FORMULAS))
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "dapo",
+        "gspo",
+        *(pytest.param(loss, marks=pytest.mark.full) for loss in sorted(FORMULAS.keys() - {"dapo", "gspo"})),
+    ],
+)
 def test_the_divergence_is_added_to_every_loss(
     puller: Path, tmp_path: Path, compared: list[tuple[float, float, float]], loss: str
 ) -> None:
@@ -219,7 +229,7 @@ def test_the_divergence_is_added_to_every_loss(
     assert recorded["arguments"]["beta"] == 0.7
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+@pytest.mark.parametrize("loss", ["dapo", pytest.param("grpo", marks=pytest.mark.full)])
 def test_an_entropy_bonus_is_added_to_any_loss(
     puller: Path, tmp_path: Path, compared: list[tuple[float, float, float]], loss: str
 ) -> None:
@@ -285,7 +295,7 @@ def near_the_policy(parts: Parts) -> torch.Tensor:
     return parts.token_sum(parts.clipped(parts.ratio) * kept)
 
 
-@pytest.mark.parametrize("played", ["in one sequence", "in several"])
+@pytest.mark.parametrize("played", PLAYED)
 @pytest.mark.parametrize(
     ("setting", "formula"),
     [({"top_entropy_quantile": 0.2}, of_high_entropy), ({"off_policy_mask_threshold": 0.1}, near_the_policy)],
@@ -326,7 +336,7 @@ class Repeated(RolloutTrainer):
         return loss
 
 
-@pytest.mark.parametrize("played", ["in one sequence", "in several"])
+@pytest.mark.parametrize("played", PLAYED)
 def test_later_updates_use_the_sampling_policy_as_reference(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: str
 ) -> None:

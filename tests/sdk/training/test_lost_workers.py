@@ -190,6 +190,7 @@ def settings_for(tiny: Path, **sections: Any) -> GRPOSettings:
     return GRPOSettings.model_validate(data | sections)
 
 
+@pytest.mark.full  # above, a worker of this machine is killed in a step
 def test_training_resumes_exactly_locally_and_remotely(tiny: Path, environment: Path, tmp_path: Path) -> None:
     kill = environment.with_name("kill")
     train_grpo(opener(environment), settings_for(tiny), tmp_path / "whole")

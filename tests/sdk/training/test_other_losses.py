@@ -62,7 +62,7 @@ class ComparedRLOO(LeaveOneOutTrainer):
         return loss
 
 
-@pytest.mark.parametrize("played", ENVIRONMENTS)
+@pytest.mark.parametrize("played", ["in one sequence", pytest.param("in several", marks=pytest.mark.full)])
 def test_rloo_compares_rollouts_with_the_rest_of_their_group(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: str
 ) -> None:
@@ -160,7 +160,10 @@ def sequences_of(inputs: dict[str, Any], row: int) -> list[tuple[torch.Tensor, t
 
 @pytest.mark.parametrize(
     ("played", "beta"),
-    [("in one sequence", 1.0), ("in several", 1.0), ("in several", 0.0), ("in several", 0.5)],
+    [
+        *(("in one sequence", 1.0), ("in several", 0.5)),
+        *(pytest.param("in several", beta, marks=pytest.mark.full) for beta in (1.0, 0.0)),
+    ],
 )
 def test_distillation_is_the_divergence_of_every_sampled_token(
     request: pytest.FixtureRequest,
@@ -180,6 +183,8 @@ def test_distillation_is_the_divergence_of_every_sampled_token(
     )
     train_grpo(opener_of(make), settings, tmp_path / "run")
     assert len(ComparedDistillation.slices) == SLICES
+    manifest = RunFolder.open(tmp_path / "run").manifest
+    assert manifest.training["teacher"]["weights_sha256"] == weights_digest(tiny)
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +216,7 @@ def distilling(student: Path, teacher: Path, **sections: Any) -> GRPOSettings:
     return settings_for(student, algorithm={"loss": "distill"}, teacher={"path": str(teacher)}, **sections)
 
 
+@pytest.mark.full  # the loss of a teacher and its digest are checked above
 def test_a_policy_learns_from_a_better_teacher(puller: Path, winner: Path, tmp_path: Path) -> None:
     result = train_grpo(opener_of(bandit), distilling(puller, winner), tmp_path / "run")
     assert result.first_reward < 0.6

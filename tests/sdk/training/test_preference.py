@@ -95,7 +95,7 @@ LEARNING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Settings with which each learns the bandit."""
 
 
-@pytest.mark.parametrize("kind", ["dpo", "kto"])
+@pytest.mark.parametrize("kind", ["dpo", pytest.param("kto", marks=pytest.mark.full)])
 def test_the_policy_learns_to_prefer_higher_rewards(
     puller: Path, rollouts: list[Rollout], tmp_path: Path, kind: str
 ) -> None:
@@ -218,7 +218,7 @@ def test_the_reference_has_the_sampling_probabilities(
     assert compared >= len(seen) > 10
 
 
-@pytest.mark.parametrize("kind", ["dpo", "kto"])
+@pytest.mark.parametrize("kind", ["dpo", pytest.param("kto", marks=pytest.mark.full)])
 def test_a_resumed_run_reaches_the_same_weights(
     puller: Path, rollouts: list[Rollout], tmp_path: Path, kind: str
 ) -> None:

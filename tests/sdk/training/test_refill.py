@@ -135,6 +135,7 @@ def test_a_resumed_run_refills_like_an_uninterrupted_one(puller: Path, tmp_path:
     assert counted[0] == counted[1]
 
 
+@pytest.mark.full  # refilled above; prefetched in test_sampling_ahead.py
 def test_prefetched_steps_are_refilled_with_their_policy(puller: Path, tmp_path: Path) -> None:
     ahead = {"max_staleness": 2}
     settings = settings_for(puller, batch=ahead, data=CURRICULUM, schedule={"steps": 4})

@@ -126,7 +126,7 @@ def test_reusing_the_cache_over_turns_changes_nothing(family: str) -> None:
         alive = [row for row in alive if row != turn]
 
 
-@pytest.mark.parametrize("lengths", [[50, 50], [50, 40]])
+@pytest.mark.parametrize("lengths", [pytest.param([50, 50], marks=pytest.mark.full), [50, 40]])
 def test_a_long_completion_depends_on_its_whole_context(lengths: list[int]) -> None:
     """Far more tokens than a cache has free columns after it was narrowed to fewer rows."""
     model, words = model_of("llama"), Words()

@@ -143,6 +143,7 @@ def test_stale_tokens_are_weighted_by_importance(
         torch.testing.assert_close(inputs["importance_sampling_ratio"], summed.exp().clamp(max=1.05))
 
 
+@pytest.mark.full  # above without a server; in test_vllm_server.py without prefetching
 def test_a_server_samples_ahead_and_records_the_weights(puller: Path, tmp_path: Path) -> None:
     with token_server(puller) as server:
 

@@ -73,7 +73,7 @@ def require_continued(run: Path, whole: Path, settings: GRPOSettings) -> None:
     assert [entry["step"] for entry in read_metrics(run)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_a_step_with_hanging_rollouts_is_abandoned(puller: Path, tmp_path: Path, staleness: int) -> None:
     settings = settings_for(puller, batch={"max_staleness": staleness})
     train_grpo(opener_of(bandit), settings, tmp_path / "whole")
@@ -83,7 +83,9 @@ def test_a_step_with_hanging_rollouts_is_abandoned(puller: Path, tmp_path: Path,
     require_continued(tmp_path / "part", tmp_path / "whole", settings)
 
 
-@pytest.mark.parametrize(("method", "checkpoint_every"), [("take", 0), ("save", 1)])
+@pytest.mark.parametrize(
+    ("method", "checkpoint_every"), [pytest.param("take", 0, marks=pytest.mark.full), ("save", 1)]
+)
 def test_a_step_played_ahead_is_played_again_with_the_same_weights(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, checkpoint_every: int
 ) -> None:

@@ -85,7 +85,9 @@ def test_wandb_without_a_key_stays_offline(
     [
         (None, None, "offline"),
         ("WANDB_API_KEY", "0" * 40, None),
-        ("NETRC", f"machine api.wandb.ai login user password {'0' * 40}\n", None),
+        pytest.param(
+            *("NETRC", f"machine api.wandb.ai login user password {'0' * 40}\n", None), marks=pytest.mark.full
+        ),
     ],
 )
 def test_wandb_goes_online_only_with_a_key(

@@ -174,7 +174,7 @@ def settings_for(start: Path, server: TokenServer, **inference: Any) -> GRPOSett
     return GRPOSettings.model_validate(
         {
             "model": {"path": str(start), "device": "cpu"},
-            "batch": {"rollouts": 32, "group_size": 8, "rows_at_once": 16},
+            "batch": {"rollouts": 16, "group_size": 8, "rows_at_once": 16},
             "sampling": {"max_tokens": 6},
             "schedule": {"steps": 2, "learning_rate": 2e-2},
             "inference": {"engine": "vllm-server", "url": server.url, **inference},
@@ -195,8 +195,8 @@ def test_a_run_learns_from_what_the_server_samples(server: TokenServer, puller: 
         assert entry[RATIO] == pytest.approx(1.0, abs=1e-3)
     # Those it began with, and those after each step: the last are there to be evaluated.
     assert len(server.digests) == len(set(server.digests)) == 3
-    assert len(server.requests) >= 2 * 32 * 2
-    assert len({request["seed"] for request in server.requests}) > 32
+    assert len(server.requests) >= 2 * 16 * 2
+    assert len({request["seed"] for request in server.requests}) > 16
 
 
 @pytest.mark.full
@@ -249,7 +249,10 @@ def with_adapters(start: Path, server: TokenServer, peft: dict[str, Any], **infe
     return settings.model_copy(update={"model": model})
 
 
-@pytest.mark.parametrize("peft", [{}, {"use_rslora": True, "init_lora_weights": "gaussian"}])
+@pytest.mark.parametrize(
+    "peft",
+    [{}, pytest.param({"use_rslora": True, "init_lora_weights": "gaussian"}, marks=pytest.mark.full)],
+)
 def test_adapters_reach_a_server_that_serves_them_as_adapters(
     server: TokenServer, puller: Path, tmp_path: Path, peft: dict[str, Any]
 ) -> None:
@@ -326,8 +329,8 @@ def test_the_extra_installs_the_versions_of_vllm_that_trl_drives(
     ("peft", "largest_rank"),
     [
         ({"use_dora": True}, 8),
-        ({"alpha_pattern": {"q_proj": 2}}, 8),
-        ({}, None),
+        pytest.param({"alpha_pattern": {"q_proj": 2}}, 8, marks=pytest.mark.full),
+        pytest.param({}, None, marks=pytest.mark.full),
     ],
 )
 def test_adapters_are_merged_if_the_server_would_not_compute_what_they_compute(
