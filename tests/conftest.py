@@ -4,6 +4,7 @@ a test imported from its own folders are forgotten after it.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import os
@@ -24,7 +25,7 @@ from xdist.workermanage import WorkerController
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from wander_hub.settings import Settings
-    from warm_programs import WarmCommands
+    from warm_programs import WarmCommands, WarmPrograms
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 for name, examples in {"dev": 20, "ci": 100}.items():
@@ -195,6 +196,24 @@ def warm_commands() -> Iterator[WarmCommands]:
         yield commands
     commands.close()
     probes.close()
+
+
+@pytest.fixture(scope="session")
+def warm_programs() -> Iterator[WarmPrograms]:
+    """The processes that fork workers and scripted models."""
+    from warm_programs import WarmPrograms
+
+    programs = WarmPrograms()
+    yield programs
+    programs.close()
+
+
+@pytest.fixture(scope="module")
+def warm_workers(warm_programs: WarmPrograms) -> Iterator[None]:
+    """Fork the workers and scripted models of a file; files about their start and end leave this out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", warm_programs.start)
+        yield
 
 
 @pytest.fixture(scope="session")

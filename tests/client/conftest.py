@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from command_line import HubRoom, HubTransport, Result, make_wheel
 from lying_hub import LyingHub, ask_nobody, lying_hub
 from starlette.testclient import TestClient
 from wander_client.main import main
-from warm_programs import WarmPrograms
 
 if TYPE_CHECKING:
     from wander_client.packages.building.build import Builder
@@ -25,19 +23,9 @@ __all__ = ["folder", "home", "say_env", "settled_folder", "wander"]  # fixtures
 HUB_URL = "https://testserver"
 
 
-@pytest.fixture(scope="session")
-def warm_programs() -> Iterator[WarmPrograms]:
-    programs = WarmPrograms()
-    yield programs
-    programs.close()
-
-
 @pytest.fixture(scope="module", autouse=True)
-def warm_workers(warm_programs: WarmPrograms) -> Iterator[None]:
-    """Fork the workers and scripted models of evaluations; `tests/sdk` and `tests/system` start them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asyncio, "create_subprocess_exec", warm_programs.start)
-        yield
+def commands_fork_workers(warm_workers: None) -> None:
+    """Fork the workers and scripted models of all commands here."""
 
 
 @pytest.fixture(scope="session")

@@ -342,7 +342,11 @@ def test_the_card_describes_training_and_results(hub: HubRoom, home: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "notes.txt", "model.safetensors", "config.json", "checkpoints"]
+    "name",
+    [
+        *("notes.txt", "model.safetensors"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("README.md", "config.json", "checkpoints")),
+    ],
 )
 @pytest.mark.parametrize(
     "put",
@@ -385,7 +389,13 @@ def test_a_link_that_comes_during_a_push_is_not_followed(home: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [*REPLACEMENTS.values(), lambda path: path.write_bytes(b"\xff" * 8 + b"x")])
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "more.safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("model.safetensors", "more.safetensors")),
+    ],
+)
 def test_a_bad_model_does_not_stop_the_list(
     name: str, put: Callable[[Path], object], hub: HubRoom, home: Path
 ) -> None:

@@ -46,9 +46,9 @@ def test_ordinary_rows_are_read(home: Path) -> None:
     ("mark", "name"),
     [
         ("results.jsonl", "results.jsonl"),
-        ("results.jsonl", "metadata.json"),
+        pytest.param("results.jsonl", "metadata.json", marks=pytest.mark.full),
         ("traces.jsonl", "traces.jsonl"),
-        ("traces.jsonl", "configs/resolved/eval.json"),
+        pytest.param("traces.jsonl", "configs/resolved/eval.json", marks=pytest.mark.full),
     ],
 )
 def test_foreign_results_are_read_or_rejected(put: str, mark: str, name: str, home: Path) -> None:

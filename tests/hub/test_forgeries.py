@@ -50,7 +50,17 @@ def test_the_table_has_a_hundred_forgeries() -> None:
     assert (len(FIELDS) > 30, len(BODIES) > 5, len(LIKE_ANOTHER) > 5) == (True, True, True)
 
 
-@pytest.mark.parametrize("forgery", AT_THE_DOOR, ids=lambda one: one.name)
+def shared_out() -> list[Any]:
+    """Return what is refused. The short run takes one change of each field."""
+    taken, found = set[str](), []
+    for one in AT_THE_DOOR:
+        field = one.name.partition(":")[0]
+        found.append(pytest.param(one, marks=[pytest.mark.full] if field in taken else [], id=one.name))
+        taken.add(field)
+    return found
+
+
+@pytest.mark.parametrize("forgery", shared_out())
 def test_impossible_records_are_rejected(room: ForgeryRoom, forgery: Forgery) -> None:
     answer, run_id = post(room, forgery)
     assert 400 <= answer.status_code < 500, answer.text

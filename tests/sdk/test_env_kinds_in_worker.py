@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
 from wander.environment import LocalEnvironment
 from wander.loading import load_path
 from wander.worker.host.environment import WorkerEnvironment
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 SERVER = Path(__file__).parent / "mcp_servers" / "bare.py"
 

@@ -87,7 +87,9 @@ TOLD = pytest.mark.parametrize("retry_after", [None, 1.0])
 
 
 @TOLD
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.02, 0.05, 0.08])
+@pytest.mark.parametrize(
+    "share", [0.01, 0.08, *(pytest.param(share, marks=pytest.mark.full) for share in (0.001, 0.02, 0.05))]
+)
 @pytest.mark.parametrize(("latency", "calls"), [(0.05, 16), (0.5, 64), (20.0, 512)])
 def test_random_refusals_do_not_limit_the_rate(
     share: float, retry_after: float | None, latency: float, calls: int
@@ -112,14 +114,11 @@ def test_many_random_refusals_do_not_reduce_calls_to_a_trickle(
 @pytest.mark.parametrize(
     ("rate", "burst", "latency"),
     [
-        (5, 1, 0.1),
-        (50, 1, 0.01),
-        (50, 10, 0.01),
-        (50, 50, 1.0),
-        (50, 600, 0.5),
-        (500, 50, 0.01),
-        (500, 500, 0.1),
-        (5, 5, 1.0),
+        *((5, 1, 0.1), (50, 10, 0.01), (50, 600, 0.5)),
+        *(
+            pytest.param(*each, marks=pytest.mark.full)
+            for each in ((50, 1, 0.01), (50, 50, 1.0), (500, 50, 0.01), (500, 500, 0.1), (5, 5, 1.0))
+        ),
     ],
 )
 def test_the_rate_of_an_endpoint_is_found(
@@ -146,14 +145,14 @@ class Late:
         return refusal
 
 
-@pytest.mark.parametrize("rate", [5, 20, 50])
+@pytest.mark.parametrize("rate", [20, *(pytest.param(rate, marks=pytest.mark.full) for rate in (5, 50))])
 def test_uneven_arrivals_cost_little_without_bursts(rate: float) -> None:
     limit = limits.TokenBucket(rate, 1)
     outcome = simulate(Late(limit, 0.003, random.Random(2)), seconds=60, latency=0.1)
     assert outcome.taken > 0.8 * limit.most(60)
 
 
-@pytest.mark.parametrize("latency", [5.0, 60.0])
+@pytest.mark.parametrize("latency", [5.0, pytest.param(60.0, marks=pytest.mark.full)])
 def test_the_rate_of_a_slow_endpoint_is_found(latency: float) -> None:
     limit = limits.TokenBucket(20, 20, 1.0)
     outcome = simulate(limit, seconds=20 * latency, latency=latency, calls=2048)
@@ -161,7 +160,13 @@ def test_the_rate_of_a_slow_endpoint_is_found(latency: float) -> None:
 
 
 @pytest.mark.parametrize("names_end", [True, False])
-@pytest.mark.parametrize(("calls", "length"), [(60, 60.0), (1000, 60.0), (10, 1.0), (100, 10.0)])
+@pytest.mark.parametrize(
+    ("calls", "length"),
+    [
+        *((60, 60.0), (10, 1.0)),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in ((1000, 60.0), (100, 10.0))),
+    ],
+)
 @pytest.mark.parametrize("latency", [0.01, 1.0])
 def test_fixed_rate_windows_are_used_completely(
     calls: int, length: float, latency: float, *, names_end: bool
@@ -179,8 +184,10 @@ def test_sliding_rate_windows_are_used_completely(calls: int, length: float) -> 
 
 
 @TOLD
-@pytest.mark.parametrize("at_once", [8, 32])
-@pytest.mark.parametrize("latency", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("at_once", [8, pytest.param(32, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "latency", [1.0, *(pytest.param(one, marks=pytest.mark.full) for one in (0.1, 10.0))]
+)
 def test_all_slots_of_an_endpoint_are_used(at_once: int, latency: float, retry_after: float | None) -> None:
     seconds = max(60.0, 20 * latency)
     outcome = simulate(limits.InFlight(at_once, retry_after), seconds=seconds, latency=latency, calls=256)
@@ -198,7 +205,7 @@ class Outage:
         return {} if self.start <= now < self.end else None
 
 
-@pytest.mark.parametrize("calls", [8, 256, 1024])
+@pytest.mark.parametrize("calls", [8, 1024, pytest.param(256, marks=pytest.mark.full)])
 def test_an_endpoint_that_accepts_nothing_gets_few_requests(calls: int) -> None:
     outcome = simulate(Outage(0.0, 1e9), seconds=60, latency=0.5, calls=calls)
     assert outcome.pace.paused_seconds > 40

@@ -24,6 +24,8 @@ from wander.wire import EnvironmentPin
 from wander.worker import WorkerEnvironment
 from wander.worker.openai_proxy import UNATTRIBUTED
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 LOOKING = '''
 import ctypes, gc, hashlib, json, os, re, resource, sys, threading, time
 from wander import MultiTurnEnv, Rubric

@@ -12,6 +12,8 @@ from wander.rollout.outside_calls import PUBLIC_KEY
 from wander.wire import EnvironmentPin
 from wander.worker.host.environment import WorkerEnvironment
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 JUDGED = """
 import verifiers as vf
 

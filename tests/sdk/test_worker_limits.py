@@ -16,6 +16,8 @@ from wander.worker.channel import QUEUE_LIMIT, Channel
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.protocol import PAGE_BYTES
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 BODY = """
 import asyncio, os
 from wander import MultiTurnEnv, Rubric

@@ -20,6 +20,8 @@ from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.wire import EnvironmentPin
 from wander.worker.host.environment import WorkerEnvironment, automatic_workers
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 TIMES = {"started_at", "seconds", "scoring_seconds"}
 TURN_TIMES = {"model_seconds", "environment_seconds"}
 
