@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -133,6 +134,7 @@ class ContainerBackend(BoxBackend):
 
     async def _build(self, folder: str) -> str:
         """Build the image of a folder with a Dockerfile, unless it exists, and return its name."""
+        folder = os.path.abspath(folder)
         digest = await asyncio.to_thread(digest_folder, Path(folder))
         image = f"localhost/wander-box:{digest[:32]}"
         loop = asyncio.get_running_loop()  # a lock belongs to one loop
@@ -181,6 +183,8 @@ class ContainerBackend(BoxBackend):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
+            # Podman's monitor leaves a file `oom` in the working folder if a container runs out of memory.
+            cwd=tempfile.gettempdir(),
         )
         try:
             async with asyncio.timeout(seconds):

@@ -126,7 +126,7 @@ class Run:
         if not handle.info.deterministic:
             raise NotShown("the environment declares that it is not deterministic")
         if handle.info.kind in (*BOX_KINDS, "rlm"):
-            raise NotShown("its rollouts run programs in boxes, which a tiny policy does not learn")
+            raise NotShown("its rollouts run programs, which a tiny policy does not learn to write")
         rollouts = self._play_transcripts(handle)
         rows, _ = select_rows(rollouts, keep_repeats=True)
         if not rows:

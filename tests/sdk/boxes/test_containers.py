@@ -91,7 +91,8 @@ async def test_a_container_runs_commands_and_records_changes(image):
     assert not podman("ps", "--all", "--quiet", "--filter", f"label={HOST_LABEL}={host_identity()}")
 
 
-async def test_a_container_limits_memory_and_processes(image):
+async def test_a_container_limits_memory_and_processes(image, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     box = await ContainerBackend("podman").start(BoxSpec(image=image, limits=SMALL))
     try:
         assert (await box.exec("dd if=/dev/zero of=/dev/null bs=300M count=1")).exit_status == 137
@@ -101,6 +102,7 @@ async def test_a_container_limits_memory_and_processes(image):
         await box.final_state()
     finally:
         await box.stop()
+    assert not list(tmp_path.iterdir()), "the user's folder stays as it was"
 
 
 async def test_a_container_that_writes_too_much_is_ended(image):
