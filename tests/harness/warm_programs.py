@@ -82,7 +82,9 @@ class ForkedCommand:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            poll = select.poll()
+            poll.register(self._status, select.POLLIN)
+            if not poll.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             answer = os.read(self._status, 16)
             self.returncode = int(answer) if answer else -signal.SIGKILL
@@ -323,16 +325,19 @@ def serve(name: str, control: socket.socket, listener: socket.socket) -> Callabl
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     running: dict[int, int] = {}
+    poll = select.poll()
+    for descriptor in (control, listener, woken):
+        poll.register(descriptor, select.POLLIN)
     while True:
-        ready, _, _ = select.select([control, listener, woken], [], [])
+        ready = dict(poll.poll())
         if woken in ready:
             os.read(woken, 4096)
             _report(running)
-        if control in ready:
+        if control.fileno() in ready:
             header, received, _, _ = socket.recv_fds(control, _HEADER_BYTES, _MOST_FILES)
             if not header:
                 os._exit(0)
-        elif listener in ready:
+        elif listener.fileno() in ready:
             connection, _ = listener.accept()
             header, received, _, _ = socket.recv_fds(connection, _HEADER_BYTES, _MOST_FILES)
             received.insert(0, connection.detach())

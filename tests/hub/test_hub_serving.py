@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import stat
 import subprocess
@@ -22,7 +21,6 @@ import httpx
 import pytest
 from command_line import make_wheel
 from wander_hub import security
-from wander_hub.server.serve import raise_file_limit
 
 COMMAND = [sys.executable, "-m", "wander_hub.cli.main"]
 HUB = Path(__file__).parents[2] / "hub"
@@ -72,16 +70,6 @@ def served(
         assert process.stderr
         process.stdout.close()
         process.stderr.close()
-
-
-def test_a_server_accepts_as_many_connections_as_the_system_allows():
-    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, most))
-        raise_file_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) in ((most, most), (65_536, most))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
 
 
 def test_first_start_prints_a_token_once_and_ends_well(tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -147,3 +149,19 @@ async def chat_server() -> AsyncIterator[ChatServer]:
 @pytest.fixture(scope="session")
 def faults() -> dict[str, Reply]:
     return FAULTS
+
+
+@pytest.fixture
+def many_open_files() -> Iterator[None]:
+    """Open so many files that every further descriptor is above those that `select` takes."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4 * 1024), most))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1024:
+            opened.append(os.dup(opened[0]))
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))

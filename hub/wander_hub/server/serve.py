@@ -7,7 +7,6 @@ import asyncio
 import errno
 import logging
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -16,11 +15,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
+from wander.system.descriptors import raise_file_limit
 from wander.types import start_lower
 
 from wander_hub.app import create_app
@@ -43,7 +42,7 @@ logger = logging.getLogger("wander_hub")
 _GRACE_SECONDS = 10
 _END_SECONDS = 20
 """Seconds that each of several processes has for its shutdown, in addition to `drain_seconds`."""
-_BACKLOG, _FILES = 2048, 65_536
+_BACKLOG = 2048
 _KEPT_OPEN_SECONDS = 75
 """Seconds that a connection may be idle. This is longer than the 60 s of common proxies, which could
 otherwise send a request just as the hub closes the connection."""
@@ -206,16 +205,6 @@ class _Server(uvicorn.Server):
         waits += [asyncio.to_thread(worker.stop) for worker in self._workers]
         await asyncio.gather(*waits)
         await super().shutdown(sockets)
-
-
-def raise_file_limit() -> None:
-    """Raise the limit of open files, and so of connections, to the allowed maximum; most systems start with
-    1,024."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if most == resource.RLIM_INFINITY else most
-    if now in range(wanted):  # -1 means unlimited
-        with suppress(OSError, ValueError):  # keep the current limit if the system rejects the new one
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def open_socket(host: str, port: int) -> socket.socket:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
+from wander.system.descriptors import wait_readable
 
 from wander_hub import __version__
 from wander_hub.database import Database
@@ -105,7 +105,7 @@ class _End:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait up to `seconds` for a signal; return whether one arrived."""
-        return bool(select.select([self._asked], [], [], seconds)[0])
+        return wait_readable(self._asked, seconds)
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         self.signal = self.signal or number

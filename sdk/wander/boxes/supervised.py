@@ -9,7 +9,6 @@ import json
 import os
 import posixpath
 import resource
-import select
 import signal
 import socket
 import sys
@@ -38,6 +37,7 @@ from wander.endpoint.server import ModelEndpoint
 from wander.endpoint.values import EndpointCall, EndpointReply
 from wander.errors import SandboxError
 from wander.sandbox.control_groups import CLOSE_PAUSE, CLOSE_ROUNDS, ControlGroup
+from wander.system.descriptors import wait_readable
 from wander.system.memory_files import make_memory_file
 
 START_SECONDS = 60.0
@@ -358,7 +358,7 @@ class SupervisedBox(Box):
     def _require_running(self) -> None:
         if self._stopping is not None:
             raise SandboxError("the box was stopped")
-        if self._is_killed or select.select([self._first], [], [], 0)[0]:
+        if self._is_killed or wait_readable(self._first, 0):
             if self._group.out_of_memory():
                 self._ending = f"it ran out of memory ({self.spec.limits.memory_mb} MiB)"
             raise SandboxError(f"the box has ended: {self._ending}")

@@ -77,7 +77,10 @@ def main(plan: dict[str, Any]) -> None:
     process = plan["process"] or _read_process(plan["info"])
     first = os.pidfd_open(process)
     if plan["process"] is None:
-        ready = select.select([plan["complete"], first], [], [])[0]
+        poll = select.poll()  # `select` fails for descriptors from 1,024 on
+        poll.register(plan["complete"], select.POLLIN)
+        poll.register(first, select.POLLIN)
+        ready = dict(poll.poll())
         if plan["complete"] not in ready or not os.read(plan["complete"], 1):
             sys.exit(FAILED)  # the launcher or bubblewrap has said why
     helper = _enter(process)

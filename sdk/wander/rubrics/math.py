@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import queue
-import select
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from wander.rubrics.boxed import extract_boxed_answer
 from wander.rubrics.math_text import clean_math
 from wander.rubrics.rubric import Rubric
 from wander.system.child_environ import child_environ
+from wander.system.descriptors import wait_readable
 from wander.types import Messages
 
 _START_SECONDS = 120.0
@@ -184,7 +184,7 @@ def _read(process: subprocess.Popen[bytes], seconds: float, doing: str) -> dict[
     deadline = time.monotonic() + seconds
     while not line.endswith(b"\n"):
         remaining = deadline - time.monotonic()
-        if remaining <= 0 or not select.select([process.stdout], [], [], remaining)[0]:
+        if remaining <= 0 or not wait_readable(process.stdout.fileno(), remaining):
             raise RubricError(f"{doing} took more than {seconds:g} s")
         piece = os.read(process.stdout.fileno(), 65536)
         if not piece:

@@ -26,6 +26,7 @@ from websockets.asyncio.client import connect, unix_connect
 from wander.errors import ConfigError, WanderError
 from wander.rollout.faults import without_keyboard
 from wander.rollout.garbage import fewer_collections
+from wander.system.descriptors import raise_file_limit
 from wander.worker.channel import OPTIONS, Channel
 from wander.worker.child.service import Service, load
 from wander.worker.note import NOTE_BYTES, NOTE_FILE
@@ -70,6 +71,7 @@ def main() -> int:
     )
     add("--log", type=Path, default=Path("wander-worker.log"), help="file for the output of the environments")
     options = parser.parse_args()
+    raise_file_limit()
     if options.lifeline is not None:
         threading.Thread(target=_watch, args=(options.lifeline,), name="lifeline", daemon=True).start()
     if options.listen is not None:

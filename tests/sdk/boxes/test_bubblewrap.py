@@ -90,6 +90,13 @@ async def test_a_command_that_the_supervisor_cannot_start_is_a_failure_of_the_bo
         await BubblewrapBackend().start(BoxSpec(working_folder="/proc/missing"))
 
 
+@pytest.mark.usefixtures("many_open_files")
+async def test_a_box_runs_beside_many_open_files():
+    box = await start()
+    assert (await box.exec("echo here")).output == "here\n"
+    await box.stop()
+
+
 async def test_limits_above_those_of_the_host_are_lowered(monkeypatch):
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     monkeypatch.setattr(supervised, "_OPEN_FILES", 2 * most)
