@@ -1,7 +1,8 @@
 """All reasons why the hub rejects or flags an upload: stable code, fault, remedy.
 
-`docs/package-index.md` shows this table, and a test compares the two. A rule with `optional` concerns taste
-or trust, not validity, so an operator can set it to `allow`, `flag` or `refuse` (`WANDER_HUB_UPLOAD_POLICY`).
+`docs/package-index.md` shows this table, and a test compares the two. The rules in `POLICY` are optional:
+they concern taste or trust, not validity, so an operator can set each of them to `allow`, `flag` or `refuse`
+(`WANDER_HUB_UPLOAD_POLICY`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ class Rule:
     hint."""
     status: int = 422
     default: Action = "refuse"
-    optional: bool = False
-    """Whether the operator can choose another action."""
+    """Action of an optional rule. All other rules always refuse."""
 
 
 FORM = (
@@ -255,74 +255,63 @@ POLICY = (
         "local_version",
         "the version has a local part (`+...`), so other packages cannot depend on it",
         "remove the part after `+`",
-        optional=True,
     ),
     Rule(
         "startup_file",
         "a `.pth` or `.start` file runs code whenever Python starts",
         "run this code when the package is imported",
         default="flag",
-        optional=True,
     ),
     Rule(
         "site_customization",
         "`sitecustomize` or `usercustomize` runs whenever Python starts",
         "run this code when the package is imported",
-        optional=True,
     ),
     Rule(
         "data_scripts",
         "`.data/scripts` installs commands that are not entry points",
         "use `[project.scripts]`",
         default="flag",
-        optional=True,
     ),
     Rule(
         "data_files",
         "`.data/data` or `.data/headers` installs files outside of the packages",
         "keep data inside the package",
         default="flag",
-        optional=True,
     ),
     Rule(
         "shadows_stdlib",
         "a top-level module has the same name as a module of Python's standard library",
         "move the module into a package with a name of its own",
-        optional=True,
     ),
     Rule(
         "shadows_wander",
         "a top-level module is called `verifiers`, or has the name of a Wander package",
         "move the module into a package with a name of its own",
-        optional=True,
     ),
     Rule(
         "direct_url",
         "a requirement names the address of a wheel, whose content can change",
         "publish that package and depend on a version of it",
         default="flag",
-        optional=True,
     ),
     Rule(
         "unknown_classifier",
         "a classifier is neither registered nor `Private :: ...`",
         "choose from https://pypi.org/classifiers",
         default="flag",
-        optional=True,
     ),
     Rule(
         "nested_archive",
         "a member is itself an archive, whose members are not checked",
         "put the files themselves into the package",
         default="flag",
-        optional=True,
     ),
     Rule(
         "bytecode",
         "a compiled `.pyc` file hides the code that runs",
         "leave `.pyc` files out",
         default="flag",
-        optional=True,
     ),
 )
 RULES = {
@@ -330,5 +319,5 @@ RULES = {
     for group in (FORM, ZIP, TAR, MEMBERS, WHEEL, SDIST, VERSION, METADATA, POLICY)
     for rule in group
 }
-OPTIONAL = {code: rule.default for code, rule in RULES.items() if rule.optional}
-"""Optional rules, which an operator can change, with their default actions."""
+OPTIONAL = {rule.code: rule.default for rule in POLICY}
+"""Codes of the optional rules with their default actions."""

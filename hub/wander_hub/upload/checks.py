@@ -1,9 +1,10 @@
 """The gate: named checks in a fixed order, cheap ones first; the first check that fails is the answer.
 
 The order is form, file name, size, then a single pass over the bytes that checks the archive and the digests,
-then name and version, clashing names, entry point. The caller's rights were checked before the body was read.
-The form is trusted only where it can be compared with the file, except for `wander_check`, which is the
-publisher's claim and displayed as such. Codes and texts of refusals are in `wander_hub.upload_rules.RULES`.
+then the core metadata, name and version, clashing names, entry point. The caller's rights were checked before
+the body was read. The form is trusted only where it can be compared with the file, except for `wander_check`,
+which is the publisher's claim and displayed as such. Codes and texts of refusals are in
+`wander_hub.upload_rules.RULES`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from packaging.utils import (
     InvalidSdistFilename,
@@ -21,18 +23,26 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 from wander.wire import CheckSummary
+from wander.wire.package_index import check_requirement
 from wander.wire.untrusted_text import CHECK_REPORT, RefusedText, read_record
 
 from wander_hub import names
 from wander_hub.http.problems import HubProblem
 from wander_hub.settings import Settings
 from wander_hub.upload.archives import sdist, wheel
-from wander_hub.upload.archives.metadata import package_from
+from wander_hub.upload.archives.members import clip
+from wander_hub.upload.archives.metadata import package_from, parse_metadata
 from wander_hub.upload.archives.stream import DIGESTS, ByteStream
-from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
+from wander_hub.upload.findings import Findings, refusal
+from wander_hub.upload.schemas import Contents, FileName, Package, Upload
+
+if TYPE_CHECKING:  # packaging.metadata holds the text of every license, so the first upload imports it
+    from packaging.metadata import Metadata
 
 CHECK_FIELD = "wander_check"
-_TAKEN = "sha256_digest"
+_SHA256_FIELD = "sha256_digest"
+_PRIVATE = "Private ::"
+"""PyPI refuses these classifiers to prevent accidental publication; a hub accepts private packages."""
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|tar\.gz)")
 _FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
 _WANDER_MODULES = frozenset(
@@ -51,7 +61,10 @@ def check(upload: Upload, settings: Settings, *, environment: bool = True) -> Pa
     check_size(upload.filename, upload.size, settings)
     findings = Findings(settings.upload_policy)
     contents = check_bytes(upload, filename, settings, findings)
-    package = package_from(upload, filename, contents, findings)
+    metadata_file = "METADATA" if filename.kind == "wheel" else "PKG-INFO"
+    metadata = parse_metadata(contents.metadata, metadata_file)
+    check_metadata(metadata, metadata_file, contents, findings)
+    package = package_from(upload, filename, contents, metadata)
     check_identity(upload, filename, package, findings)
     check_modules(contents, findings, own=not environment)
     if environment:
@@ -122,7 +135,7 @@ def check_bytes(upload: Upload, filename: FileName, settings: Settings, findings
     If both are wrong, the digests are reported: the file was damaged in transit.
     """
     given = {key: upload.fields[key].strip().lower() for key in DIGESTS if upload.fields.get(key)}
-    stream = ByteStream(upload.body, given.keys() - {_TAKEN})
+    stream = ByteStream(upload.body, given.keys() - {_SHA256_FIELD})
     try:
         if filename.kind == "wheel":
             contents = wheel.read(stream, upload.body, filename, settings, upload.size, findings)
@@ -137,11 +150,36 @@ def check_bytes(upload: Upload, filename: FileName, settings: Settings, findings
 
 def check_digests(stream: ByteStream, given: Mapping[str, str], sha256: str) -> None:
     """Require that every digest in the form matches the bytes received; SHA-256 is known from the upload."""
-    others = stream.digests() if given.keys() - {_TAKEN} else {}
-    real = {**others, _TAKEN: sha256}
+    others = stream.digests() if given.keys() - {_SHA256_FIELD} else {}
+    real = {**others, _SHA256_FIELD: sha256}
     for key, value in given.items():
         if not hmac.compare_digest(real[key].encode(), value.encode(errors="replace")):
             raise refusal("digest_mismatch", f"`{key}` does not match the bytes that arrived")
+
+
+def check_metadata(metadata: Metadata, metadata_file: str, contents: Contents, findings: Findings) -> None:
+    """Require license files that exist, requirements that are safe to install, and a single license."""
+    from trove_classifiers import classifiers as known_classifiers
+
+    for path in metadata.license_files or []:
+        if path not in contents.license_files:
+            detail = f"the file `{clip(path)}`, which `License-File` names, is not in the archive"
+            raise refusal("license_file_missing", detail)
+    for requirement in metadata.requires_dist or []:
+        try:
+            check_requirement(str(requirement), requirement.url)
+        except ValueError as error:
+            raise refusal(
+                "unsafe_requirement", f"the requirement `{clip(str(requirement))}`: {error}"
+            ) from error
+        if requirement.url:
+            findings.apply("direct_url", f"the requirement `{requirement!s:.200}` names an address")
+    for classifier in metadata.classifiers or []:
+        if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
+            findings.apply("unknown_classifier", f"`{clip(classifier)}` is not a known classifier")
+    if metadata.license_expression and metadata.license:
+        detail = f"{metadata_file} has both `License-Expression` and the deprecated `License` (PEP 639)"
+        raise refusal("bad_metadata", detail)
 
 
 def check_identity(upload: Upload, filename: FileName, package: Package, findings: Findings) -> None:
@@ -165,7 +203,7 @@ def check_identity(upload: Upload, filename: FileName, package: Package, finding
             f"the versions differ: {claimed_version[:100]} in the form, {package.version} in the file",
         )
     if "+" in package.version:
-        findings.note("local_version", f"{package.version} is a local version")
+        findings.apply("local_version", f"{package.version} is a local version")
     if package.name in names.RESERVED_ENVIRONMENTS:
         raise refusal("reserved_name", f"the name `{package.name}` is reserved")
 
@@ -175,9 +213,9 @@ def check_modules(contents: Contents, findings: Findings, *, own: bool) -> None:
     `own`."""
     for module in sorted(contents.modules):
         if module in sys.stdlib_module_names:
-            findings.note("shadows_stdlib", f"`{module}` is a module of the Python standard library")
+            findings.apply("shadows_stdlib", f"`{module}` is a module of the Python standard library")
         if module in _WANDER_MODULES and not own:
-            findings.note("shadows_wander", f"`{module}` is a module of Wander")
+            findings.apply("shadows_wander", f"`{module}` is a module of Wander")
 
 
 def check_environment(package: Package) -> None:

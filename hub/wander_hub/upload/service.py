@@ -28,7 +28,8 @@ from wander_hub.identity import HUB, Identity
 from wander_hub.index import service as index
 from wander_hub.leaderboards import environment_listing
 from wander_hub.rights import rights
-from wander_hub.upload.schemas import Package, Upload, refusal
+from wander_hub.upload.findings import refusal
+from wander_hub.upload.schemas import Package, Upload
 from wander_hub.visibility import LEVELS
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks.events import describe_version

@@ -40,7 +40,8 @@ from wander_hub.storage import IN_MEMORY, copy_pieces
 from wander_hub.transfers import service as transfers
 from wander_hub.transfers.models import Transfer
 from wander_hub.upload import checks, service
-from wander_hub.upload.schemas import Package, Upload, refusal
+from wander_hub.upload.findings import refusal
+from wander_hub.upload.schemas import Package, Upload
 
 MOST_GENERATED = 200
 

@@ -15,7 +15,7 @@ from wander.system.python_parser import parse_alone
 from wander.wire.transfers import RESERVED_COMMAND
 
 from wander_hub.upload.archives.members import clip
-from wander_hub.upload.schemas import refusal
+from wander_hub.upload.findings import refusal
 
 GROUP = "wander.environments"
 LOADER = "load_environment"

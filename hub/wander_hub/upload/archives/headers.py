@@ -12,7 +12,7 @@ from email.message import Message
 from email.parser import Parser
 from email.policy import compat32
 
-from wander_hub.upload.schemas import refusal
+from wander_hub.upload.findings import refusal
 
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9-]*:")
 _MOST_LINES = 100_000

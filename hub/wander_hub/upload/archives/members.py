@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from wander.wire.fields import fold, is_device
 
 from wander_hub.upload.archives import limits
-from wander_hub.upload.schemas import Findings, printable, refusal
+from wander_hub.upload.findings import Findings, printable, refusal
 
 _MAX_DEPTH = 64
 _PART_BYTES = 255
@@ -169,10 +169,10 @@ def is_code(path: str) -> bool:
 def note_startup(path: str, findings: Findings) -> None:
     """Report a file that would run when Python starts; `path` is relative to site-packages."""
     if "/" not in path and _STARTUP.search(path):
-        findings.note("startup_file", f"`{clip(path)}` runs when Python starts")
+        findings.apply("startup_file", f"`{clip(path)}` runs when Python starts")
     name = path.split("/")[0].split(".")[0]
     if name in ("sitecustomize", "usercustomize"):
-        findings.note("site_customization", f"`{clip(path)}` runs when Python starts")
+        findings.apply("site_customization", f"`{clip(path)}` runs when Python starts")
 
 
 def read_member(
@@ -191,8 +191,8 @@ def read_member(
             kept.append(piece)
     lowered = path.lower()
     if lowered.endswith((".pyc", ".pyo")):
-        findings.note("bytecode", f"`{clip(path)}` is compiled")
+        findings.apply("bytecode", f"`{clip(path)}` is compiled")
     packed = start.startswith(_ARCHIVE_STARTS) and not lowered.endswith(_ZIP_FORMATS)
     if packed or start[257:262] == b"ustar" or lowered.endswith(_ARCHIVE_NAMES):
-        findings.note("nested_archive", f"`{clip(path)}` is an archive")
+        findings.apply("nested_archive", f"`{clip(path)}` is an archive")
     return digest.digest(), b"".join(kept)

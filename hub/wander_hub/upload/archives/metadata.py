@@ -1,4 +1,4 @@
-"""Reads the core metadata inside a file; the copy in the upload form is ignored."""
+"""The core metadata inside a file; the copy in the upload form is ignored."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from wander.wire.package_index import check_requirement
 
 from wander_hub.environments.readme import render
 from wander_hub.upload.archives import limits
 from wander_hub.upload.archives.headers import decode
 from wander_hub.upload.archives.members import clip
-from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
+from wander_hub.upload.findings import refusal
+from wander_hub.upload.schemas import Contents, FileName, Package, Upload
 
 if TYPE_CHECKING:  # packaging.metadata holds the text of every license, so the first upload imports it
     from packaging.metadata import Metadata, RawMetadata
@@ -29,35 +29,10 @@ _ALL_FACTOR = 128
 """Limit on all fields together, in multiples of the longest value: parsing requirements takes time."""
 _LICENSE_FILES_SINCE = Version("2.4")
 _SPACE = re.compile(r"\s+")
-_PRIVATE = "Private ::"
-"""PyPI refuses these classifiers to prevent accidental publication; a hub accepts private packages."""
 
 
-def package_from(upload: Upload, filename: FileName, contents: Contents, findings: Findings) -> Package:
-    """Return the package that a file describes; refuse metadata that the standard does not allow."""
-    from trove_classifiers import classifiers as known_classifiers
-
-    what = "METADATA" if filename.kind == "wheel" else "PKG-INFO"
-    metadata = _parse(contents.metadata, what)
-    for path in metadata.license_files or []:
-        if path not in contents.license_files:
-            detail = f"the file `{clip(path)}`, which `License-File` names, is not in the archive"
-            raise refusal("license_file_missing", detail)
-    for requirement in metadata.requires_dist or []:
-        try:
-            check_requirement(str(requirement), requirement.url)
-        except ValueError as error:
-            raise refusal(
-                "unsafe_requirement", f"the requirement `{clip(str(requirement))}`: {error}"
-            ) from error
-        if requirement.url:
-            findings.note("direct_url", f"the requirement `{requirement!s:.200}` names an address")
-    for classifier in metadata.classifiers or []:
-        if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
-            findings.note("unknown_classifier", f"`{clip(classifier)}` is not a known classifier")
-    if metadata.license_expression and metadata.license:
-        detail = f"{what} has both `License-Expression` and the deprecated `License` (PEP 639)"
-        raise refusal("bad_metadata", detail)
+def package_from(upload: Upload, filename: FileName, contents: Contents, metadata: Metadata) -> Package:
+    """Return the package that a file describes."""
     license_text = metadata.license_expression or metadata.license
     readme = metadata.description or ""
     readme_type = (metadata.description_content_type or "text/x-rst").split(";")[0].strip().lower()
@@ -82,7 +57,8 @@ def package_from(upload: Upload, filename: FileName, contents: Contents, finding
     )
 
 
-def _parse(text: bytes, what: str) -> Metadata:
+def parse_metadata(text: bytes, what: str) -> Metadata:
+    """Return core metadata that the standard allows; refuse any other. `what` is the name of its file."""
     from packaging.metadata import InvalidMetadata, Metadata, parse_email
 
     decode(text, what, "bad_metadata")

@@ -20,7 +20,8 @@ from wander_hub.upload.archives.members import (
 )
 from wander_hub.upload.archives.stream import ByteStream
 from wander_hub.upload.archives.tar_archive import TarArchive
-from wander_hub.upload.schemas import Contents, FileName, Findings, refusal
+from wander_hub.upload.findings import Findings, refusal
+from wander_hub.upload.schemas import Contents, FileName
 
 _METADATA, _PROJECT = "PKG-INFO", "pyproject.toml"
 _MOST_PATTERNS, _LONGEST_PATTERN = 100, 200

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from wander_hub.upload.archives import limits
 from wander_hub.upload.archives.members import ArchiveBudget, clip
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
-from wander_hub.upload.schemas import refusal
+from wander_hub.upload.findings import refusal
 
 _BLOCK = tarfile.BLOCKSIZE
 _EXTENSION_BYTES = 64 * 1024

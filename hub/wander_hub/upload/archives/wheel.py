@@ -35,7 +35,8 @@ from wander_hub.upload.archives.members import (
 )
 from wander_hub.upload.archives.stream import ByteStream
 from wander_hub.upload.archives.zip_archive import ZipArchive, ZipMember, unpack_again
-from wander_hub.upload.schemas import Contents, FileName, Findings, refusal
+from wander_hub.upload.findings import Findings, refusal
+from wander_hub.upload.schemas import Contents, FileName
 
 _NEEDED = ("METADATA", "WHEEL", "RECORD")
 _READ = (*_NEEDED, "entry_points.txt")
@@ -168,7 +169,7 @@ def _place_of_data(state: _Pass, member: ZipMember, folder: str, rest: str) -> s
         if scheme == "scripts":
             state.scripts.append(path)
         code = "data_scripts" if scheme == "scripts" else "data_files"
-        state.findings.note(code, f"`{clip(member.name)}` is installed outside the packages")
+        state.findings.apply(code, f"`{clip(member.name)}` is installed outside the packages")
     return path if scheme == "data" else None  # `pip install --target` merges the schemes into one folder
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from wander_hub.upload.archives.members import ArchiveBudget, clip
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
-from wander_hub.upload.schemas import refusal
+from wander_hub.upload.findings import refusal
 
 _LOCAL = struct.Struct("<5H3L2H")
 _CENTRAL = struct.Struct("<6H3L5H2L")
