@@ -12,7 +12,7 @@ import pytest
 from board_rows import make_board_row
 from jinja2 import UndefinedError
 from sqlalchemy import event
-from wander.wire.boards import BOARD_COLUMNS, csv_table
+from wander.wire.boards import BOARD_COLUMNS, BoardColumn, LeaderboardRow, csv_table
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
@@ -38,7 +38,8 @@ class Posted:
 
     async def run(self, model: str, ones: int, *, of: int = 20, user: str = "alice", **changes) -> str:
         self.count += 1
-        rewards = [1.0] * ones + [0.0] * (of - ones)
+        per_example = changes.pop("per_example", 1)
+        rewards = [1.0] * ones + [0.0] * (of * per_example - ones)
         spent = changes.pop("spending", None)
         sampling = changes.pop("sampling", {"temperature": 1.0})
         players = changes.pop("players", {})
@@ -48,7 +49,7 @@ class Posted:
             run_id=f"01RUN{self.count:021d}",
             model=model,
             examples=of,
-            per_example=1,
+            per_example=per_example,
             **changes,
         )
         manifest |= {"sampling": sampling, "players": players} | ({"spending": spent} if spent else {})
@@ -425,6 +426,15 @@ async def test_metrics_have_the_same_interval_as_an_equal_reward(posted):
     assert ">95%<" in (await posted.hub.get(f"/runs/{run_id}", headers=HTML)).text
 
 
+async def test_a_posted_run_fills_every_column(posted):
+    """A column whose value the hub forgets to fill would be hidden instead of failing."""
+    prices = {"prices": {"prompt": 1.0, "completion": 2.0}}
+    await posted.run("a", 5, of=10, per_example=2, spending=prices)
+    (row,) = (await posted.board())["rows"]
+    row = LeaderboardRow.model_validate(row)
+    assert [name for name, column in BOARD_COLUMNS.items() if column.text(row) == ""] == []
+
+
 async def test_csv_has_a_header_and_escapes_formulas(posted):
     await posted.run("=cmd|' /C calc'!A0", 5)
     await posted.run("plain", 4)
@@ -445,6 +455,15 @@ def test_each_column_has_a_cell_on_the_page_and_a_line_in_the_guide(column):
     assert page.count('<th scope="col"') == 2
     assert page.count("<td") == 2
     assert f"| `{column.replace('metric:right', 'metrics')}` | " in GUIDE.read_text()
+
+
+def test_a_column_without_a_cell_of_its_own_says_who_states_its_values(monkeypatch):
+    for name, stated, text in (("proved", False, "7"), ("told", True, "8"), ("unknown", True, "")):
+        column = BoardColumn(name, {}, lambda row, text=text: text, stated=stated)
+        monkeypatch.setitem(BOARD_COLUMNS, name, column)
+    page = draw_table([make_board_row()], (0.0, 1.0), ["proved", "told", "unknown"])
+    cells = [re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", page)]
+    assert cells == ["7", "8 self-reported", "–"]
 
 
 def test_a_column_without_a_cell_is_an_error():

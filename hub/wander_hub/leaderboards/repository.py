@@ -71,8 +71,8 @@ class BoardRow(NamedTuple):
     counts: bool
     folded_into: str | None
     shortfall: float
-    tokens: float | None
-    usd: float | None
+    tokens_per_rollout: float | None
+    usd_per_rollout: float | None
     better: int
     """Number of certainly better rows of the tier when sorted by tokens or cost, otherwise 0."""
 
@@ -201,7 +201,13 @@ def _ordered(query: Select[Any], rank: ColumnElement[int], wanted: BoardFilter) 
 
 def position_of_row(row: BoardRow, wanted: BoardFilter) -> BoardPosition:
     """Return the position of a page's last row."""
-    value = {"reward": row.shortfall, "posted": 0.0, "tokens": row.tokens, "cost": row.usd}[wanted.sort]
+    values = {
+        "reward": row.shortfall,
+        "posted": 0.0,
+        "tokens": row.tokens_per_rollout,
+        "cost": row.usd_per_rollout,
+    }
+    value = values[wanted.sort]
     known = value if value is not None else _UNKNOWN
     return BoardPosition(wanted.sort, row.tier, row.better, known, row.posted_at, row.run_id)
 

@@ -247,23 +247,23 @@ def _rows(
     checkpoints = names_of_weights(session, [row.weights_sha256 for row in shown])
     pushers = first_pushers(session, checkpoints)
     rows = []
-    for run in shown:
-        top = repository.top_of(session, run.folded_into)
-        below = folded.get(run.run_id, [])
-        row_place = own.get((run.model, run.posted_by_id)) if top is None else top.place
-        ranks = bounds.ranks(run.place, row_place)
-        detail = details[run.run_id]
-        tokens = TokenCheck.model_validate(detail.tokens) if detail.tokens else None
-        summary = RunSummary.model_validate_json(run.summary)
-        mean = 0.0 - run.shortfall
+    for entry in shown:
+        top = repository.top_of(session, entry.folded_into)
+        below = folded.get(entry.run_id, [])
+        row_place = own.get((entry.model, entry.posted_by_id)) if top is None else top.place
+        ranks = bounds.ranks(entry.place, row_place)
+        detail = details[entry.run_id]
+        token_check = TokenCheck.model_validate(detail.tokens) if detail.tokens else None
+        summary = RunSummary.model_validate_json(entry.summary)
+        mean = 0.0 - entry.shortfall
         row = fill(
             LeaderboardRow,
-            run,
+            entry,
             rank_low=ranks[0],
             rank_high=ranks[1],
             reward_mean=mean,
-            reward_low=run.low if run.low is not None else mean,
-            reward_high=run.high if run.high is not None else mean,
+            reward_low=entry.low if entry.low is not None else mean,
+            reward_high=entry.high if entry.high is not None else mean,
             examples=summary.examples,
             rollouts=summary.rollouts,
             failed=summary.failed,
@@ -274,24 +274,22 @@ def _rows(
                 for name, metric in summary.metrics.items()
                 if metric.low is not None and metric.high is not None
             },
-            tokens_per_rollout=run.tokens,
-            usd_per_rollout=run.usd,
             seconds_per_rollout=summary.seconds_mean,
             pass_rates=summary.pass_rates,
-            checkpoint=checkpoints.get(run.weights_sha256 or ""),
-            checkpoint_stated_by=stated_by(run.posted_by_id, run.posted_by, run.weights_sha256, pushers)
-            if run.weights_sha256 in checkpoints
+            checkpoint=checkpoints.get(entry.weights_sha256 or ""),
+            checkpoint_stated_by=stated_by(entry.posted_by_id, entry.posted_by, entry.weights_sha256, pushers)
+            if entry.weights_sha256 in checkpoints
             else None,
             version=version.version,
             looks_like=detail.looks_like,
             level_reason=detail.level_reason,
-            tokens_counted=tokens is not None and not tokens.understated,
-            players_stated_by=run.posted_by if board.stated_players else None,
-            repeated_by=repeaters.get(run.run_id, []),
-            url=f"{base_url}/runs/{run.run_id}",
-            best=run.counts,
-            people=len({run.posted_by_id, *(entry.posted_by_id for entry, _ in below)}),
-            names=list(dict.fromkeys([run.model, *(entry.model for entry, _ in below)]))[:MOST_FOLDED],
+            tokens_counted=token_check is not None and not token_check.understated,
+            players_stated_by=entry.posted_by if board.stated_players else None,
+            repeated_by=repeaters.get(entry.run_id, []),
+            url=f"{base_url}/runs/{entry.run_id}",
+            best=entry.counts,
+            people=len({entry.posted_by_id, *(other.posted_by_id for other, _ in below)}),
+            names=list(dict.fromkeys([entry.model, *(other.model for other, _ in below)]))[:MOST_FOLDED],
             folded=[_folded_run(*pair, base_url) for pair in below[:MOST_FOLDED]],
             folded_runs=len(below),
             folded_into=top.run_id if top is not None else None,

@@ -57,6 +57,8 @@ class BoardColumn:
     """Whether owners cannot remove the column."""
     stated: bool = False
     """Whether only the submitter states the values."""
+    ascending: bool = False
+    """Whether a board that is sorted by the column shows the smallest value first."""
 
 
 def number_text(value: float | None, digits: str = ".4f") -> str:
@@ -127,6 +129,7 @@ BOARD_COLUMNS = {
         hint="prompt and completion tokens per rollout",
         term="stated",
         stated=True,
+        ascending=True,
     ),
     "cost": BoardColumn(
         "USD",
@@ -135,6 +138,7 @@ BOARD_COLUMNS = {
         hint="per rollout, from the tokens and prices that the submitter reported",
         term="stated",
         stated=True,
+        ascending=True,
     ),
     "examples": BoardColumn(
         "Examples",

@@ -457,8 +457,11 @@ class RunSummary(Record):
     filtered: Count = 0
     """Number of rollouts where a content filter removed or cut short a turn."""
     turns_mean: float | None = None
+    """Mean over the scored rollouts."""
     usage: Usage = Field(default_factory=Usage)
+    """Tokens of all rollouts, including failed ones."""
     seconds_mean: float | None = None
+    """Mean over the scored rollouts."""
     pass_threshold: float | None = None
     """Smallest reward of a passing rollout: 1 if all rewards are 0 or 1; None for graded rewards."""
     pass_rates: list[PassRate] = Field(default_factory=list)
