@@ -150,6 +150,11 @@ def test_incompatible_shards_are_reported_and_not_merged(wander: Wander, folder:
     assert list(Path().glob(".*")) == []
     assert "already exists" in merge(wander, places, "unsharded").json["error"]["message"]
     assert "is inside the shard `part-1`" in merge(wander, places, "part-1/whole").json["error"]["message"]
+    older = rewritten("of-older-release", b"", b"")
+    summary = json.loads((older / "summary.json").read_text())
+    del summary["refused"], summary["stop_reasons"]
+    (older / "summary.json").write_text(json.dumps(summary))
+    assert merge(wander, [places[0], older, places[2]], "with-older").status == 0
     (extra / "summary.json").unlink()
     assert merge(wander, [places[0], extra, places[2]], "without").status == 0
 

@@ -224,8 +224,11 @@ def _placed(
 def require_unchanged(shard: RunFolder, computed: RunSummary) -> None:
     """Raise `RunError` if the summary of a shard does not match its rollouts."""
     stored = shard.summary()
-    for name in RunSummary.model_fields if stored else ():
-        if getattr(stored, name) != getattr(computed, name):
+    if stored is None:
+        return
+    for name in RunSummary.model_fields:
+        # A summary that an older release wrote lacks the fields that came later.
+        if name in stored.model_fields_set and getattr(stored, name) != getattr(computed, name):
             raise RunError(
                 f"`{shard.path}` was changed: its rollouts and its `{SUMMARY}` disagree about `{name}`",
                 hint=f"{_AGAIN}; if a resumed session was killed, delete that outdated file instead",
