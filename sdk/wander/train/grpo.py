@@ -134,7 +134,7 @@ def can_skip_idle_rows(settings: GRPOSettings) -> bool:
     return algorithm.loss in ("dapo", "cispo") and not others
 
 
-class RolloutTrainer(StepTrainer, GRPOInternals):
+class GRPORolloutTrainer(StepTrainer, GRPOInternals):
     """TRL's GRPO on the rollouts of an environment."""
 
     config = staticmethod(grpo_config)
@@ -273,7 +273,7 @@ def train_grpo(
             open_reporters(trackers, own, covered) as reporters,
             play_ahead(player, model, loaded, settings) as ahead,
         ):
-            trainer = TRAINERS.get(settings.algorithm.loss, RolloutTrainer)(
+            trainer = TRAINERS.get(settings.algorithm.loss, GRPORolloutTrainer)(
                 *(player, model, loaded.tokenizer, settings, folder, record, world, ahead),
                 evaluation=evaluation,
                 callbacks=[watch, *reporters, *(observers if world.is_main else ())],
@@ -294,7 +294,7 @@ def train_grpo(
 
 
 TRAINERS: dict[str, type[StepTrainer]] = {"rloo": LeaveOneOutTrainer, "distill": DistillTrainer}
-"""Trainers of the losses that do not use `RolloutTrainer`."""
+"""Trainers of the losses that do not use `GRPORolloutTrainer`."""
 
 
 def load_policy(settings: GRPOSettings) -> tuple[LoadedModel, Any]:

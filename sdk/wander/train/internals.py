@@ -35,7 +35,10 @@ class StepInternals(Trainer):  # type: ignore[misc]
 
     @abstractmethod
     def finish_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a step's rows in TRL's format, with the additional columns that our losses read."""
+        """Return TRL's batch of a whole step, with the additional columns that our losses read.
+
+        The batch has TRL's `prompt_ids`, `completion_ids`, their masks and, for GRPO and RLOO, `advantages`.
+        """
 
     def loss_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the rows of a slice of the step that are computed."""

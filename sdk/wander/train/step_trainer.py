@@ -154,6 +154,8 @@ class StepTrainer(StepInternals):
         self.settings = settings
         self.record = record
         self.step_metrics: dict[str, Any] = {}
+        self.step_rewards: list[float | None] = []
+        """Rewards of this process's rollouts of the step, group by group; None for failed rollouts."""
         self.later_GK2: torch.Tensor | None = None
         """Positions of the sequences in the rows to compute next (`rollouts/buckets.py`)."""
         self.sampling_gap = SamplingGap(settings)
@@ -207,7 +209,7 @@ class StepTrainer(StepInternals):
         """Draw and play this process's groups of the next step.
 
         `prompts` has an entry for each rollout, with groups together, and so has every returned list. TRL
-        computes `advantages_G` from the rewards and pads the tokens.
+        then pads the tokens, and GRPO and RLOO compute an advantage for each rollout from the rewards.
         """
         begun, number = perf_counter(), self.state.global_step
         self.before = BeforeStep(number, self.player.mixture.state())
@@ -245,10 +247,15 @@ class StepTrainer(StepInternals):
         ]
         lines = [lay_out(row, self.processing_class.eos_token_id) for row in rows]
         self.later_GK2 = later_sequences(lines, self.accelerator.device)
-        return trl_columns(lines, [row.reward for row in rows])
+        self.step_rewards = [row.reward for row in rows]
+        return trl_columns(lines, self.step_rewards)
 
     def finish_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the rows in TRL's format, with their `advantages` and the positions of their sequences."""
+        """Return TRL's batch of the whole step, with the positions of the rows' sequences.
+
+        For GRPO and RLOO, `batch["advantages"]` has a value for each rollout of this process, in the order of
+        `step_rewards`. Other advantages replace it here.
+        """
         return batch if self.later_GK2 is None else {**batch, "later_sequences": self.later_GK2}
 
     def _learns_from(self, row: Row, rollout: Rollout) -> bool:

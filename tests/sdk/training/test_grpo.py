@@ -15,7 +15,7 @@ from wander.evals.store.folder import RunFolder
 from wander.models.client import TransformersClient
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.grpo import GRPORolloutTrainer, train_grpo
 from wander.train.records.checkpoints import read_saved
 from wander.train.records.files import read_metrics
 from wander.train.watch.plots import draw_learning_curve
@@ -209,7 +209,7 @@ def test_a_kl_term_and_adapters_work_together(puller: Path, tmp_path: Path) -> N
     assert sorted(path.name for path in result.model.glob("*.safetensors")) == ["model.safetensors"]
 
 
-class Probe(RolloutTrainer):
+class Probe(GRPORolloutTrainer):
     """Compares the step's loss and gradients with those of TRL's own, complete and padded computation."""
 
     compared: list[tuple[float, float, float]] = []  # noqa: RUF012 - read by the test
@@ -218,12 +218,12 @@ class Probe(RolloutTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         from trl import GRPOTrainer
 
-        ours = RolloutTrainer._compute_loss(self, model, inputs)
+        ours = GRPORolloutTrainer._compute_loss(self, model, inputs)
         weights = [p for p in model.parameters() if p.requires_grad]
         our_gradients = torch.autograd.grad(ours, weights, retain_graph=True)
         name = "_get_per_token_logps_and_entropies"
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RolloutTrainer, name, getattr(GRPOTrainer, name))
+            patch.setattr(GRPORolloutTrainer, name, getattr(GRPOTrainer, name))
             theirs = GRPOTrainer._compute_loss(self, model, inputs)
         their_gradients = torch.autograd.grad(theirs, weights)
         gap = max(float((a - b).abs().max()) for a, b in zip(our_gradients, their_gradients, strict=True))
@@ -242,7 +242,7 @@ class Probe(RolloutTrainer):
 def test_the_update_scores_all_sampled_tokens(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
 ) -> None:
-    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Probe)
+    monkeypatch.setattr("wander.train.grpo.GRPORolloutTrainer", Probe)
     Probe.compared, Probe.drift = [], []
     settings = settings_for(puller, algorithm={"loss": loss}, sampling={"max_tokens": 9})
     train_grpo(opener_of(bandit), settings, tmp_path / "run")

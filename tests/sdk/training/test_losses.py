@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from wander.evals.store.folder import RunFolder
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.grpo import CISPO_CLIP_HIGH, RolloutTrainer, grpo_config, train_grpo
+from wander.train.grpo import CISPO_CLIP_HIGH, GRPORolloutTrainer, grpo_config, train_grpo
 from wander.train.records.files import read_metrics
 
 from .conftest import bandit, opener_of, uneven
@@ -150,7 +150,7 @@ def scored_by_hand(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, to
     return torch.stack(logps), torch.stack(entropies)
 
 
-class Compared(RolloutTrainer):
+class Compared(GRPORolloutTrainer):
     """Computes every slice as the trainer does and by hand, with an old policy that differs from the new."""
 
     gaps: list[tuple[float, float, float]] = []  # noqa: RUF012 - read by the tests
@@ -185,7 +185,7 @@ class Compared(RolloutTrainer):
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float, float]]:
-    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Compared)
+    monkeypatch.setattr("wander.train.grpo.GRPORolloutTrainer", Compared)
     Compared.gaps = []
     return Compared.gaps
 
@@ -318,7 +318,7 @@ def test_tokens_and_rollouts_are_selected(
     require_equal(compared)
 
 
-class Repeated(RolloutTrainer):
+class Repeated(GRPORolloutTrainer):
     """Computes the second update on the same rollouts by hand, against the policy before the first."""
 
     earlier: list[torch.Tensor] = []  # noqa: RUF012 - read by the test
@@ -340,7 +340,7 @@ class Repeated(RolloutTrainer):
 def test_later_updates_use_the_sampling_policy_as_reference(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: str
 ) -> None:
-    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Repeated)
+    monkeypatch.setattr("wander.train.grpo.GRPORolloutTrainer", Repeated)
     Repeated.earlier, Repeated.gaps = [], []
     several = played == "in several"
     start = request.getfixturevalue("forgetful" if several else "puller")
@@ -359,19 +359,14 @@ def test_cispo_is_not_shrunk_by_its_clip(puller: Path, tmp_path: Path) -> None:
     assert grpo_config(settings_for(puller), tmp_path).epsilon_high is None
 
 
-class Scaled(RolloutTrainer):
+class Scaled(GRPORolloutTrainer):
     """Keeps the advantages of a step beside its rewards."""
 
-    kept: list[tuple[list[float], list[float]]] = []  # noqa: RUF012 - read by the test
-
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        rewards: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
-        self.rewards = rewards[:, 0].tolist()
-        return rewards
+    kept: list[tuple[list[Any], list[float]]] = []  # noqa: RUF012 - read by the test
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        self.kept.append((self.rewards, output["advantages"].tolist()))
+        self.kept.append((self.step_rewards, output["advantages"].tolist()))
         return output
 
 
@@ -379,7 +374,7 @@ class Scaled(RolloutTrainer):
 def test_advantages_are_rewards_minus_the_groups_mean(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: str
 ) -> None:
-    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Scaled)
+    monkeypatch.setattr("wander.train.grpo.GRPORolloutTrainer", Scaled)
     Scaled.kept = []
     settings = settings_for(puller, algorithm={"scale_rewards": scale})
     train_grpo(opener_of(bandit), settings, tmp_path / "run")
@@ -442,7 +437,7 @@ def test_autocast_computes_in_bfloat16_and_keeps_the_weights(
 ) -> None:
     seen: set[torch.dtype] = set()
 
-    class Watched(RolloutTrainer):
+    class Watched(GRPORolloutTrainer):
         def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
             layer = model.get_submodule("model.layers.0.mlp.down_proj")
             with_hook = layer.register_forward_hook(lambda layer, given, output: seen.add(output.dtype))
@@ -450,7 +445,7 @@ def test_autocast_computes_in_bfloat16_and_keeps_the_weights(
             with_hook.remove()
             return loss
 
-    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Watched)
+    monkeypatch.setattr("wander.train.grpo.GRPORolloutTrainer", Watched)
     result = train_grpo(opener_of(bandit), settings_for(puller, model={"autocast": True}), tmp_path / "run")
     assert seen == {torch.bfloat16}
     (entry,) = read_metrics(tmp_path / "run")

@@ -42,8 +42,8 @@ class ComparedRLOO(LeaveOneOutTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         expected = []
-        for first in range(0, len(self.rewards), 8):
-            group = [value for value in self.rewards[first : first + 8] if value is not None]
+        for first in range(0, len(self.step_rewards), 8):
+            group = [value for value in self.step_rewards[first : first + 8] if value is not None]
             expected += [value - (sum(group) - value) / 7 for value in group]
         assert output["advantages"].tolist() == pytest.approx(expected, abs=1e-5)
         return output
@@ -92,7 +92,7 @@ class HeldRLOO(LeaveOneOutTrainer):
         with torch.no_grad():
             own, other = (scored_by_hand(model, output)[0] for model in (self.model, self.ref_model))
         moved = ((own - other) * mask).sum(1).tolist()
-        held = [(value or 0.0) - 0.7 * away for value, away in zip(self.rewards, moved, strict=True)]
+        held = [(value or 0.0) - 0.7 * away for value, away in zip(self.step_rewards, moved, strict=True)]
         expected = []
         for first in range(0, len(held), 8):
             group = held[first : first + 8]

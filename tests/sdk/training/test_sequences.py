@@ -10,7 +10,7 @@ import pytest
 import torch
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.grpo import GRPORolloutTrainer, train_grpo
 from wander.train.records.files import read_metrics
 from wander.train.rollouts.rows import Row, lay_out, trajectories_of
 from wander.train.rollouts.step import PlayedStep
@@ -36,7 +36,7 @@ def settings_for(start: Path, **sections: Any) -> GRPOSettings:
 SHIFT = 0.3
 
 
-class Watched(RolloutTrainer):
+class Watched(GRPORolloutTrainer):
     """Keeps the rollouts of the first step and its gradient; the reference is off by a known ratio."""
 
     steps: list[PlayedStep] = []  # noqa: RUF012 - read by the tests
@@ -61,7 +61,7 @@ class Watched(RolloutTrainer):
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
-    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Watched)
+    monkeypatch.setattr("wander.train.grpo.GRPORolloutTrainer", Watched)
     Watched.steps, Watched.gradients, Watched.slices = [], [], []
     return Watched
 

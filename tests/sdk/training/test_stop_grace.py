@@ -16,7 +16,7 @@ from wander import Messages, State
 from wander.evals.store import jsonl
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.grpo import GRPORolloutTrainer, train_grpo
 from wander.train.records.checkpoints import list_sealed_steps
 from wander.train.records.files import read_metrics
 from wander.train.rollouts.ahead import AHEAD, WEIGHTS, KeptStep, StepsAhead
@@ -119,7 +119,7 @@ def test_a_step_with_a_slow_update_is_abandoned(
 ) -> None:
     settings = settings_for(puller, batch={"max_staleness": staleness})
     train_grpo(opener_of(bandit), settings, tmp_path / "whole")
-    compute = RolloutTrainer._compute_loss
+    compute = GRPORolloutTrainer._compute_loss
 
     def slow(trainer: Any, *arguments: Any) -> Any:
         if trainer.state.global_step == 1:
@@ -129,7 +129,7 @@ def test_a_step_with_a_slow_update_is_abandoned(
         return compute(trainer, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RolloutTrainer, "_compute_loss", slow)
+        patch.setattr(GRPORolloutTrainer, "_compute_loss", slow)
         part = train_grpo(opener_of(bandit), settings, tmp_path / "part")
     assert (part.interrupted, part.steps) == (True, 1)
     require_continued(tmp_path / "part", tmp_path / "whole", settings)

@@ -14,7 +14,7 @@ from wander.envs import AgentEnv
 from wander.evals.store.folder import RunFolder
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.grpo import GRPORolloutTrainer, train_grpo
 from wander.train.records.files import read_metrics
 from wander.train.rollouts.rows import trajectories_of
 from wander.types import State
@@ -54,7 +54,7 @@ def program() -> PullingProgram:
     return PullingProgram(rows, rubric=Rubric([paid]), agent="python3 agent.py")
 
 
-class Trained(RolloutTrainer):
+class Trained(GRPORolloutTrainer):
     """Notes the tokens of each row that the loss counts, and how the trainer scores them."""
 
     tokens: set[tuple[int, ...]] = set()  # noqa: RUF012 - read by the test
@@ -78,7 +78,7 @@ class Trained(RolloutTrainer):
 def test_grpo_trains_on_the_tokens_that_a_programs_calls_sampled(
     puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Trained)
+    monkeypatch.setattr("wander.train.grpo.GRPORolloutTrainer", Trained)
     Trained.tokens, Trained.drift = set(), []
     settings = GRPOSettings.model_validate(
         {

@@ -52,7 +52,7 @@ def test_grpo_trains_on_the_tokens_that_mini_swe_agent_asked_for(
     tmp_path: Path, transcripts: list[Messages], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("mini-swe-agent")
-    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Trained)
+    monkeypatch.setattr("wander.train.grpo.GRPORolloutTrainer", Trained)
     Trained.tokens, Trained.drift = set(), []
     policy = create_tiny(transcripts, tmp_path / "policy", seed=0, size=SIZE)
     settings = GRPOSettings.model_validate(

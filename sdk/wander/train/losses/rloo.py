@@ -36,7 +36,6 @@ class LeaveOneOutTrainer(StepTrainer, RLOOInternals):
 
     def __init__(self, *args: Any, **given: Any) -> None:
         """Create the trainer, with the arguments of `StepTrainer`."""
-        self.rewards: list[float | None] = []
         self.sampled_GT = torch.empty(0)
         """Mask of the rows to compute next: 1 for tokens that the policy sampled."""
         self.sampling_GT = torch.empty(0)
@@ -44,7 +43,7 @@ class LeaveOneOutTrainer(StepTrainer, RLOOInternals):
         super().__init__(*args, **given, reward_funcs=[reward])
 
     def play_step(self, prompts: list[Any]) -> dict[str, Any]:
-        """Play a step, and keep what RLOO would lose: the policy's tokens, and the rewards."""
+        """Play a step, and keep what RLOO would lose: which tokens the policy sampled."""
         played = super().play_step(prompts)
         self.sampled_GT, self.sampling_GT = (
             pad_sequence(
@@ -52,12 +51,11 @@ class LeaveOneOutTrainer(StepTrainer, RLOOInternals):
             )
             for name in ("env_mask", "logprobs")
         )
-        self.rewards = played["environment_reward"]
         return played
 
     def with_rewards(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows of TRL's dataset with the rewards of the step."""
-        pairs = zip(inputs, self.rewards, strict=True)
+        pairs = zip(inputs, self.step_rewards, strict=True)
         return [{**row, "environment_reward": value} for row, value in pairs]
 
     def finish_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
