@@ -303,11 +303,16 @@ class EvaluationSettings(Record):
         serve = None
         if self.serve is not None:
             serve = ServeChoice(self.serve, tuple(self.serve_args), self.serve_python, self.serve_timeout)
-        endpoint = (self.base_url, self.key_variable, self.call_timeout)
-        players = tuple(sorted(self.players.items()))
         day = date.fromisoformat(self.template_date) if self.template_date else datetime.now().date()
         return ModelChoice(
-            *(self.model, *endpoint, self.device, self.cache, serve, players),
+            self.model,
+            base_url=self.base_url,
+            key_variable=self.key_variable,
+            call_timeout=self.call_timeout,
+            device=self.device,
+            cache=self.cache,
+            serve=serve,
+            players=tuple(sorted(self.players.items())),
             send_reasoning={"auto": None, "keep": True, "drop": False}[self.reasoning],
             merge_system=self.system == "merge",
             template_date=day,

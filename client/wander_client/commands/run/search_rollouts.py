@@ -29,7 +29,7 @@ def search_rollouts(
     ] = None,
     reward_min: Annotated[float | None, Option(help="lowest reward")] = None,
     reward_max: Annotated[float | None, Option(help="highest reward")] = None,
-    ended_by: Annotated[str | None, Option(help="stop reason, such as `max_turns`")] = None,
+    ended_by: Annotated[str | None, Option(help="stop reason, such as `max_turns_reached`")] = None,
     only: Annotated[Shown, Option(help="which rollouts")] = "all",
     limit: Annotated[int, Option(min=1, help="number of runs with matches to show")] = 20,
 ) -> None:
@@ -38,7 +38,7 @@ def search_rollouts(
     \b
     wander runs search "I cannot help"
     wander runs search "<move>5</move>" -e admin/tictactoe --reward-max 0
-    wander runs search --ended-by max_turns --model tiny --json
+    wander runs search --ended-by max_turns_reached --model tiny --json
 
     For each run, the first five matches are listed. The hub reads whole transcripts, or, in large runs, the
     example's ID and the beginning of the last reply.
