@@ -134,7 +134,7 @@ class ContainerBackend(BoxBackend):
 
     async def _build(self, folder: str) -> str:
         """Build the image of a folder with a Dockerfile, unless it exists, and return its name."""
-        folder = os.path.abspath(folder)
+        folder = await asyncio.to_thread(os.path.abspath, folder)
         digest = await asyncio.to_thread(digest_folder, Path(folder))
         image = f"localhost/wander-box:{digest[:32]}"
         loop = asyncio.get_running_loop()  # a lock belongs to one loop
