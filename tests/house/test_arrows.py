@@ -21,9 +21,12 @@ NAMED_FOR_TYPE_CHECKERS = ("sdk/wander/__init__.py", "wander_client")
 """What wander-client brings the SDK finds at run time (`wander.lazy`); type checkers know it here."""
 HUB_READS = {"wander.wire", "wander.types", "wander.errors", "wander.evals", "wander.sandbox", "wander.boxes"}
 PARSERS = re.compile(r"\b(ast\.parse|ast\.literal_eval|griffe\.visit)\b(?!`)")
-HUB_READS_TOO = {"wander", "wander.__version__", "wander.system.python_parser", "wander.system.addresses"}
+HUB_READS_TOO = {
+    *("wander", "wander.__version__", "wander.system.python_parser", "wander.system.addresses"),
+    "wander.system.descriptors",
+}
 """What the hub may take from the SDK: wire models, values, errors, the aggregates it recomputes, the reports
-of replays, and whether a sandbox can be had."""
+of replays, whether a sandbox can be had, and parts of the operating system."""
 
 
 def imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:

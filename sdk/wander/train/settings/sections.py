@@ -95,8 +95,8 @@ class AlgorithmSection(Section):
     """Loss. `rloo` compares each whole rollout with the others of its group; `distill` learns from a
     teacher."""
     scale_rewards: Literal["none", "group", "batch"] = "none"
-    """What advantages (reward minus the group's mean) are divided by: nothing, or the standard deviation of
-    the rewards in the group or in the whole step."""
+    """Divisor of advantages (reward minus the group's mean): none, or the standard deviation of rewards in
+    the group or in the step."""
     clip_high: float | None = Field(default=None, gt=0)
     """Upper bound of the policy ratio. By default it is 0.2 above 1, or 5 for cispo. TRL's default for cispo
     is 0.2, which multiplies every on-policy gradient by 0.2."""
