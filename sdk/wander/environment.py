@@ -33,7 +33,7 @@ from wander.errors import (
     WanderError,
     did_you_mean,
 )
-from wander.handle import EnvironmentHandle, Player, RolloutRequest, Split
+from wander.handle import EnvironmentHandle, RolloutPlayer, RolloutRequest, Split
 from wander.loop_thread import LoopThread
 from wander.parsers import Parser
 from wander.rollout.activity import ACTIVITY, PLAY, Activity, Notices, SilenceWatch, at
@@ -62,7 +62,7 @@ from wander.types import (
 Option = TypeVar("Option")
 
 
-class Environment(Player):
+class Environment(RolloutPlayer):
     """Base of every environment; authors subclass `SingleTurnEnv` or `MultiTurnEnv`.
 
     - `dataset`, `eval_dataset`: rows (see `wander.dataset`). One of them is enough; it is then used for both

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from wander.clients.base import Client
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
 
-__all__ = ["EnvironmentHandle", "Player", "RolloutRequest", "Split"]
+__all__ = ["EnvironmentHandle", "RolloutPlayer", "RolloutRequest", "Split"]
 
 Split = Literal["train", "eval"]
 
@@ -50,7 +50,7 @@ class RolloutRequest:
         given = sampling or SamplingArgs()
         return cls(client, example, tuple(indices), tuple(ids), run_seed, given, together)
 
-    async def send(self, player: Player, example: Example | None = None) -> list[Rollout]:
+    async def send(self, player: RolloutPlayer, example: Example | None = None) -> list[Rollout]:
         """Let a player play this request, or the same request for another example, by the methods that
         authors override.
 
@@ -61,7 +61,7 @@ class RolloutRequest:
             failure = Failure(boundary="environment", type="DatasetError", message=fault)
             return make_failed_rollouts(request.example, request.indices, failure)
         name = "rollout_group" if self.together else "rollout"
-        if getattr(getattr(player, name), "__func__", None) is getattr(Player, name):
+        if getattr(getattr(player, name), "__func__", None) is getattr(RolloutPlayer, name):
             # the default method would only send the same request again
             return await player.play_request(request)
         same: dict[str, Any] = {"run_seed": self.run_seed, "sampling": self.sampling}
@@ -87,7 +87,7 @@ def make_failed_rollouts(example: Example, indices: Iterable[int], failure: Fail
     ]
 
 
-class Player(ABC):
+class RolloutPlayer(ABC):
     """Base of objects that play rollouts: environments, and hosts' handles to them."""
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Player(ABC):
         return await self.play_request(request)
 
 
-class EnvironmentHandle(Player):
+class EnvironmentHandle(RolloutPlayer):
     """A loaded environment."""
 
     @property
