@@ -53,7 +53,7 @@ def log(path: Path, *samples: dict[str, Any], header: Any = HEADER) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("header.json", json.dumps(header))
         for number, sample in enumerate(samples):
-            archive.writestr(f"samples/{sample.get('id', number)}_epoch_1.json", json.dumps(sample))
+            archive.writestr(f"samples/{number}_epoch_1.json", json.dumps(sample))
     return path
 
 
@@ -135,6 +135,15 @@ def test_a_foreign_log_is_read_with_its_grades_and_tokens(tmp_path: Path) -> Non
 def test_a_log_with_another_shape_is_rejected(tmp_path: Path, header: Any, sample: dict[str, Any]) -> None:
     with pytest.raises(RunError, match=r"log\.eval"):
         read_results(log(tmp_path / "log.eval", sample, header=header))
+
+
+def test_a_log_with_a_sample_twice_leaves_no_run(tmp_path: Path) -> None:
+    failed = {**SAMPLE, "error": {"message": "lost"}}
+    one = import_results(log(tmp_path / "retried.eval", failed, {**SAMPLE, "uuid": "b"}), tmp_path / "one")
+    assert [rollout.reward for rollout in one.rollouts()] == [1.0]
+    with pytest.raises(RunError, match=r"log\.eval.*twice"):
+        import_results(log(tmp_path / "log.eval", SAMPLE, SAMPLE), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_or_huge_log_is_rejected(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def read_results(path: Path) -> ForeignRun:
             foreign: ForeignRun = reader.load()(files[0])
             if not foreign.rollouts:
                 raise RunError(f"`{files[0]}` contains no rollouts")
+            _require_distinct(files[0], foreign.rollouts)
             return foreign
     known = [reader.name for reader in readers]
     hint = "name the file or the folder of one evaluation"
@@ -161,3 +162,16 @@ def read_results(path: Path) -> ForeignRun:
         if name not in known:
             hint += f"; for results of {library}, run `{install_command(distribution)}`"
     raise RunError(f"`{path}` contains none of {', '.join(f'`{name}`' for name in known)}", hint=hint)
+
+
+def _require_distinct(path: Path, rollouts: list[Rollout]) -> None:
+    """Raise `RunError` if results contain a rollout twice, unless the first one failed."""
+    done = set[tuple[str, int]]()
+    for rollout in rollouts:
+        if rollout.key in done:
+            raise RunError(
+                f"`{path}` contains rollout {rollout.index} of example `{rollout.example_id[:80]}` twice",
+                hint="give each result its own pair of example and repetition",
+            )
+        if rollout.failure is None:
+            done.add(rollout.key)
