@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from wander.system.plain_files import require_replaceable
+
 from wander_hub.http.problems import HubProblem
 from wander_hub.operation.backup import ROWS, bad_copy
 from wander_hub.storage import CHUNK, Storage, copy_pieces, object_key
@@ -30,6 +32,7 @@ def written(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for exclusive writing; it gets its final name when it is complete."""
     if not path.parent.is_dir():  # an error that named the partial file would confuse
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    require_replaceable(path)
     part = path.with_name(f".{path.name}.part")
     with _locked(part, path) as file:
         os.fchmod(file.fileno(), 0o600)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from sqlalchemy.orm import Session
+from wander.system.plain_files import require_replaceable
 
 from wander_hub.accounts.repository import user_named
 from wander_hub.database import Database
@@ -79,6 +80,7 @@ def _explain_no_token(database: Database, token_file: Path) -> str:
 
 def _write_secret(path: Path, secret: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    require_replaceable(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:

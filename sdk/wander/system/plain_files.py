@@ -70,6 +70,18 @@ def is_plain_file(path: Path) -> bool:
         return False
 
 
+def require_replaceable(path: Path) -> None:
+    """Raise `OSError` if renaming a file to this path would replace a device, a FIFO or a socket.
+
+    Links may be replaced, but not `/dev/stdout` and the like, which lead to the open files of a process.
+    """
+    if path.is_symlink() and os.readlink(path).startswith("/proc/"):
+        raise _not_plain(stat.S_IFLNK, path)
+    mode = path.stat().st_mode if path.exists() else stat.S_IFREG
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # the rename itself refuses a folder
+        raise _not_plain(mode, path)
+
+
 @dataclass(frozen=True)
 class FoundFile:
     """A plain file inside a folder."""

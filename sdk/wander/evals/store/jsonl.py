@@ -23,7 +23,7 @@ from pydantic_core import from_json
 
 from wander.errors import RunError
 from wander.system.locked_folders import LockedFolder
-from wander.system.plain_files import open_plain_file, read_plain_file
+from wander.system.plain_files import open_plain_file, read_plain_file, require_replaceable
 from wander.wire.postings import MAX_CHUNK_BYTES
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -291,6 +291,7 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """Write a temporary file, and move it to its path when it is complete and on disk."""
     if not path.parent.is_dir():  # an error that named the temporary file would confuse
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    require_replaceable(path)
     temporary = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as out:
