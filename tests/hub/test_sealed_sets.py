@@ -55,6 +55,10 @@ class Command:
         self.keys: list[str | None] = []
         self.words: list[str] = []
         self.model_files: set[str] = set()
+        self.is_disk_full = False
+
+    def lacks_room(self) -> bool:
+        return self.is_disk_full
 
     def answer_in_memory(
         self,
@@ -68,7 +72,8 @@ class Command:
     ) -> dict[str, Any]:
         content = (folder / "set.jsonl").read_bytes()
         if words[0] == "seal":
-            return {"data": {"examples": len(ROWS), "refused": self.refused}}
+            data = {"examples": len(ROWS), "refused": self.refused}
+            return {"data": data} if self.error is None else {"error": self.error}
         assert "OPENAI_API_KEY" not in variables, "the environment's own calls would use it"
         self.words = words
         for path in (folder / MODELS).glob("*/*/*.json"):
@@ -98,8 +103,10 @@ async def command(hub, run_of, monkeypatch) -> Command:
 
 
 def work(hub, **settings: Any) -> None:
-    """Do all jobs about sealed sets."""
+    """Do all jobs about sealed sets, also those that wait after a failed attempt."""
     queue = settle_failures(TableQueue.of(hub.settings, hub.database))
+    with hub.database.write(HUB) as session:
+        session.execute(update(Job).values(run_after=now() - timedelta(hours=1)))
     storage = hub.client._transport.app.state.storage
     changed = hub.settings.model_copy(update=settings)
     worker = sealed_worker.worker(changed, hub.database, storage, queue, "http://hub")
@@ -187,7 +194,7 @@ async def test_errors_never_quote_an_example(hub, command):
         found = await shown(hub, commitment)
         assert found["plays"][-1]["error"] == told
         assert found["exposures"] == 0, "the command ended before its first question"
-    command.refused = [{"row": 2, "reason": MARKER}]
+    command.error, command.refused = None, [{"row": 2, "reason": MARKER}]
     refused = await shown(hub, await sealed(hub))
     assert refused["state"] == "refused"
     assert "1 of the examples (rows 2)" in refused["error"]
@@ -216,6 +223,38 @@ async def test_a_play_that_was_killed_is_not_sent_twice(hub, command):
     (row,) = found["plays"]
     assert ("the hub stopped during the play" in row["error"], found["exposures"]) == (True, 1)
     assert command.keys == []
+
+
+async def test_a_fault_of_the_hub_does_not_lose_the_key_of_a_play(hub, command, monkeypatch):
+    commitment = await sealed(hub)
+    await play(hub, commitment)
+    keeper = hub.settings.seal_key_file
+    keeper.rename(keeper.with_suffix(".lost"))
+    work(hub)
+    assert [row["state"] for row in (await shown(hub, commitment))["plays"]] == ["queued"]
+    keeper.with_suffix(".lost").rename(keeper)
+    with monkeypatch.context() as patched:
+        patched.setattr(sealed_worker, "_write", lambda *_: os.open("/dev/full/x", os.O_RDONLY))
+        work(hub)
+    assert [row["state"] for row in (await shown(hub, commitment))["plays"]] == ["queued"]
+    work(hub)
+    assert [row["level"] for row in (await shown(hub, commitment))["plays"]] == ["sealed"]
+    assert command.keys == [KEY]
+
+
+async def test_a_full_disk_or_a_retried_job_does_not_change_why_a_set_is_refused(hub, command):
+    commitment = str((await create(hub, make_set(ROWS))).json()["commitment"])
+    command.error, command.is_disk_full = {"code": "uv_failed"}, True
+    work(hub)
+    assert (await shown(hub, commitment))["state"] == "checking"
+    command.is_disk_full = False
+    work(hub)
+    refused = await shown(hub, commitment)
+    assert (refused["state"], "`uv_failed`" in refused["error"]) == ("refused", True)
+    with hub.database.write(HUB) as session:
+        session.execute(update(Job).where(Job.kind == service.CHECK).values(state="queued"))
+    work(hub)
+    assert await shown(hub, commitment) == refused
 
 
 async def test_a_row_without_evidence_shows_no_reward(hub, command):
@@ -295,7 +334,8 @@ async def test_the_hub_plays_its_own_models_without_an_exposure(hub, command, mo
 
 
 async def test_nothing_keeps_a_due_set_from_opening(hub, command, monkeypatch):
-    """Neither a crash after a run was posted, nor a failed job, nor a quota, nor a clock that moves back."""
+    """Neither a crash after a run was posted, nor a failed job, nor limits of the submitter, nor a clock that
+    moves back."""
     commitment = await sealed(hub)
     await play(hub, commitment)
     work(hub)
@@ -309,7 +349,7 @@ async def test_nothing_keeps_a_due_set_from_opening(hub, command, monkeypatch):
 
     monkeypatch.setattr(sealed_worker, "_post_run", post_and_crash)
     await hub.client.put(f"/api/v1/sealed/{commitment}/opening", json={}, headers=hub.auth())
-    work(hub, quota_runs=0)
+    work(hub, quota_runs=0, max_open_transfers=0)
     with hub.database.write(HUB) as session:
         assert session.scalars(select(SealedSet.state)).one() == "opening"
         failed = Job.kind == service.OPENING, Job.state == "failed"
@@ -320,7 +360,7 @@ async def test_nothing_keeps_a_due_set_from_opening(hub, command, monkeypatch):
     monkeypatch.setattr(sealed_worker, "now", lambda: now() + timedelta(minutes=1))
     sweep()
     monkeypatch.setattr(sealed_worker, "now", now)
-    work(hub, quota_runs=0)
+    work(hub, quota_runs=0, max_open_transfers=0)
     found = await shown(hub, commitment)
     assert found["state"] == "opened"
     (row,) = found["plays"]
@@ -408,6 +448,16 @@ async def test_examples_that_were_exchanged_do_not_open(hub, command):
     work(hub)
     found = await shown(hub, first)
     assert (found["state"], found["opened_at"]) == ("sealed", None)
+
+
+async def test_the_page_of_an_opened_set_shows_each_row_whole(hub, command):
+    rows = [{"question": f"line{separator}break"} for separator in "\u2028\u2029\x85\x1c\r\n"]
+    commitment = str((await create(hub, make_set(rows))).json()["commitment"])
+    work(hub)
+    await hub.client.put(f"/api/v1/sealed/{commitment}/opening", json={}, headers=hub.auth())
+    work(hub)
+    with hub.database.read(HUB) as session:
+        assert [json.loads(row) for row in service.opened_rows(session, commitment)] == rows
 
 
 async def test_a_due_set_opens_by_itself(hub, command):

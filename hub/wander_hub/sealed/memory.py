@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from wander_hub.settings import Settings
 
 ROOT = Path("/dev/shm")  # noqa: S108 - only folders that this user creates with mode 700 are used
 _KEPT_SECONDS = 24 * 3600.0
@@ -25,6 +28,12 @@ _NEW_SECONDS = 5.0
 def is_available() -> bool:
     """Return whether this machine has files in memory."""
     return ROOT.is_dir() and os.access(ROOT, os.W_OK)
+
+
+def forbid_core_dumps(settings: Settings) -> None:
+    """Keep the memory of a hub with sealed sets off the disk if this process or a command crashes."""
+    if settings.seal_key_file is not None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def leave_key(key: str) -> str:

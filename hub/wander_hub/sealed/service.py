@@ -337,7 +337,7 @@ def opened_file(session: Session, commitment: str) -> bytes:
 
 def opened_rows(session: Session, commitment: str) -> list[str]:
     """Return the first examples of an opened set for its page, as JSON of limited length."""
-    lines = opened_file(session, commitment).decode().splitlines()[1 : 1 + _SHOWN_ROWS]
+    lines = [line.decode() for line in opened_file(session, commitment).splitlines()[1 : 1 + _SHOWN_ROWS]]
     return [line if len(line) <= _SHOWN_LETTERS else f"{line[:_SHOWN_LETTERS]}..." for line in lines]
 
 

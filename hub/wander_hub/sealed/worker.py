@@ -174,6 +174,8 @@ class SetChecker:
     def __call__(self, context: JobContext) -> Work:
         """Check a set; return a function that stores whether the environment accepts it."""
         loaded = self.sets.load(int(context.lease.payload["set"]))
+        if loaded.state != "checking":  # an administrator retried the job of a set that was refused
+            return lambda session: None
         content = self.sets.file(loaded)
         with memory.memory_folder() as folder:
             words = ["seal", "check", loaded.label, str(_write(folder / "set.jsonl", content))]
@@ -183,7 +185,7 @@ class SetChecker:
                 memory_bytes=self.memory_bytes,
                 variables={_NETWORKS: ""},
             )
-        reason = _refusal_of(answer, loaded.label)
+        reason = self._refusal_of(answer, loaded.label)
 
         def keep(session: Session) -> None:
             checked = session.get_one(SealedSet, loaded.id)
@@ -194,20 +196,19 @@ class SetChecker:
 
         return keep
 
-
-def _refusal_of(answer: dict[str, Any], label: str) -> str | None:
-    """Return why the environment refuses a set, or None."""
-    hint = f"`wander seal check {label} FILE` shows why"
-    if (error := answer.get("error")) is not None:
-        code = _code_of(error)
-        if code not in OF_THE_PACKAGE:
-            raise JobPostponed(f"the set could not be checked (`{code}`)")
-        return f"the environment cannot load the set (`{code}`); {hint}"
-    rows = [int(fault["row"]) for fault in answer["data"]["refused"]]
-    if not rows:
-        return None
-    shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
-    return f"the environment cannot play {len(rows)} of the examples (rows {shown}); {hint}"
+    def _refusal_of(self, answer: dict[str, Any], label: str) -> str | None:
+        """Return why the environment refuses a set, or None."""
+        hint = f"`wander seal check {label} FILE` shows why"
+        if (error := answer.get("error")) is not None:
+            code = _code_of(error)
+            if code not in OF_THE_PACKAGE or self.program.lacks_room():
+                raise JobPostponed(f"the set could not be checked (`{code}`)")
+            return f"the environment cannot load the set (`{code}`); {hint}"
+        rows = [int(fault["row"]) for fault in answer["data"]["refused"]]
+        if not rows:
+            return None
+        shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
+        return f"the environment cannot play {len(rows)} of the examples (rows {shown}); {hint}"
 
 
 @dataclass(frozen=True)
@@ -233,11 +234,12 @@ class SetPlayer:
             raise JobRefused("the set opened before it was played")
         if exposed:
             raise JobRefused("the hub stopped during the play; submit it again")
-        variables = self._variables(payload["key"])
         data_key, content = self.sets.key(loaded), self.sets.file(loaded)
         with memory.memory_folder() as folder:
             run = folder / "run"
             words = _words(payload, loaded.label, _write(folder / "set.jsonl", content), run)
+            # The key can be taken only once, so a fault of the hub must postpone the play before this line.
+            variables = self._variables(payload["key"])
             if sends:
                 _mark_exposed(database, play_id, now())
             else:

@@ -28,6 +28,7 @@ from wander_hub.http.problems import log_failure
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.operation.metrics import FOLDER_VARIABLE
 from wander_hub.sealed import worker as sealed
+from wander_hub.sealed.memory import forbid_core_dumps
 from wander_hub.server import data_folder, first_token
 from wander_hub.server.connections import HubProtocol
 from wander_hub.server.log import log_to_stderr
@@ -76,6 +77,7 @@ def serve(
     data_folder.warn_if_open(settings)
     first_token.hand_out_token(database, token_file, new=new_token, data=settings.data)
     log_to_stderr(settings.log_format)
+    forbid_core_dumps(settings)
     if settings.serve_jobs:  # otherwise another process decides what it can replay
         settings = confine(settings)
     if workers == 1:

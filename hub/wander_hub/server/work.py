@@ -21,6 +21,7 @@ from wander_hub.http import health
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import TableQueue
 from wander_hub.operation.job_queue import settle_failures
+from wander_hub.sealed.memory import forbid_core_dumps
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.serve import INTERRUPTED, address_of, open_socket, workers_of
 from wander_hub.settings import NoHub, Settings
@@ -40,6 +41,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
         raise NoHub(settings)
     make_data_folder(settings)
     settings = confine(settings)
+    forbid_core_dumps(settings)
     if hub_url is None and settings.verification != "off":
         raise HubProblem(
             422,

@@ -195,11 +195,11 @@ class ClientProgram:
                 f" (is {self._hub_url} another hub? pass this hub's address with `wander-hub work --hub URL`)"
             )
         message = f"{error['message']}{detail}{hint}"
-        if error.get("code") in OF_THE_PACKAGE and not self._lacks_room():
+        if error.get("code") in OF_THE_PACKAGE and not self.lacks_room():
             raise JobRefused(message)
         raise JobPostponed(message)
 
-    def _lacks_room(self) -> bool:
+    def lacks_room(self) -> bool:
         """Return whether the disk is nearly full, which can cause any other error."""
         stats = os.statvfs(self._folder)
         return stats.f_bavail * stats.f_frsize < self._min_free_bytes

@@ -192,7 +192,9 @@ def play(
             text = "the hub is playing the set"
             found = _wait(hub, found, text, lambda seen: mine_of(seen).state in ("queued", "running"))
         mine = mine_of(found)
-    if mine.state in ("failed", "canceled"):
+    if mine.state == "canceled":
+        raise ClientError("the play was canceled", hint="submit it again", code="play_canceled")
+    if mine.state == "failed":
         raise ClientError(
             f"the play failed: {mine.error}", hint="submit it again when this is fixed", code="play_failed"
         )
