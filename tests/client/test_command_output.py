@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import Wander
@@ -232,3 +234,26 @@ def test_json_on_a_terminal_has_no_escape_codes(character: str, capsys: pytest.C
     assert character not in said
     first = json.loads(said.splitlines()[0])
     assert (first["data"]["name"], first["warnings"]) == (f"a{character}31m", [f"w{character}"])
+
+
+def test_the_next_commands_quote_the_paths_that_they_name(
+    wander: Wander, folder: Path, tmp_path: Path
+) -> None:
+    odd = tmp_path / "it's a run; $HOME & α"
+    run, again = odd / "run", odd / "again"
+    commands: list[tuple[object, ...]] = [
+        ("eval", folder, "-m", "scripted:say_env:solver", "-n", "2", "--out", run),
+        ("runs", "show", run),
+        ("view", run),
+        ("runs", "replay", run),
+        ("runs", "regrade", run, "--env", folder, "--out", again),
+        ("runs", "data", run, "-o", odd / "rows.jsonl"),
+        ("new", odd / "my-env"),
+    ]
+    for words in commands:
+        result = wander(*map(str, words))
+        assert result.status == 0, result.err
+        following = [line for line in result.err.splitlines() if line.startswith("next: ")]
+        named = [word for line in following for word in shlex.split(line) if str(odd) in word]
+        assert all(Path(word).exists() for word in named), following
+        assert named or words[:2] == ("runs", "replay"), following

@@ -44,7 +44,7 @@ class Sealing:
             "WANDER_HUB_SEAL_KEY_FILE": str(folder / "seal.key"),
             "WANDER_HUB_SEAL_NETWORKS": '["127.0.0.0/8"]',
             "WANDER_HUB_CHECK_VERSIONS": "false",
-            "WANDER_HUB_JOB_LEASE_SECONDS": "3",
+            "WANDER_HUB_JOB_LEASE_SECONDS": "15",
             "UV_DEFAULT_INDEX": mirror,
             "UV_CACHE_DIR": str(cache),
         }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wander_client.errors import OK, PARTIAL, Interrupted, NothingScored
 from wander_client.evaluate.evaluation import Evaluation, begin, resume_command
 from wander_client.models.pool import ModelPool
-from wander_client.terminal.output import counted
+from wander_client.terminal.output import counted, shell_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,8 +109,8 @@ def _report(result: WalkResult, output: Output) -> int:
     if result.bad:
         # `--rollout` accepts the opening and the index of a line.
         first = result.bad[0]
-        output.next(f"wander view {result.run_dir} --rollout {first.example_id}/{first.index}")
-    output.next(f"wander runs replay {result.run_dir}")
+        output.next(f"wander view {shell_word(result.run_dir)} --rollout {first.example_id}/{first.index}")
+    output.next(f"wander runs replay {shell_word(result.run_dir)}")
     return PARTIAL if result.count.failed or result.unexplored else OK
 
 

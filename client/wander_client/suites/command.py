@@ -23,7 +23,7 @@ from wander_client.runs.shards import require_no_shards, require_run
 from wander_client.suites.file import Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import EvaluationOutcome, describe_spending, play_suite, prepare, share_budget
 from wander_client.suites.progress import SuiteProgress
-from wander_client.terminal.output import counted
+from wander_client.terminal.output import counted, shell_word
 
 if TYPE_CHECKING:
     from wander.evals.run.budget import SharedBudget
@@ -204,7 +204,7 @@ def _report(
         facts = budget and (budget.spent_tokens, budget.spent_usd, budget.tokens, budget.usd)
         output.next(resume_command(folder) + (more_budget(*facts) if facts else ""))
     else:
-        output.next(f"wander view {outcomes[0].run_dir}")
+        output.next(f"wander view {shell_word(outcomes[0].run_dir)}")
     if below:
         return FAILED
     if len(errors) == len(outcomes):

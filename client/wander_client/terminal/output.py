@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -327,6 +328,11 @@ class LiveProgress(Progress):
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 rollout`, `3 rollouts`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def shell_word(value: object) -> str:
+    """Return a path or a name as a word of a command line, in quotes if it needs them."""
+    return shlex.quote(str(value))
 
 
 def clock_time(seconds: float) -> str:

@@ -14,6 +14,7 @@ from wander_client.models.reference import require_asked
 from wander_client.runs.lookup import require_same_folder
 from wander_client.runs.shards import has_begun, require_no_shards
 from wander_client.terminal.command import Typed, refuse_options
+from wander_client.terminal.output import shell_word
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult
@@ -230,18 +231,19 @@ def _report(result: EvaluationResult, fail_under: float | None, output: Output) 
 def _show_next(result: EvaluationResult, output: Output) -> None:
     from wander_client.evaluate.evaluation import more_budget, resume_command
 
+    run = shell_word(result.run_dir)
     if result.summary.failed:
-        output.next(f"wander view {result.run_dir} --failed")
+        output.next(f"wander view {run} --failed")
     if result.spent is not None and (spending := result.manifest.spending) is not None:
         tokens = spending.usage.prompt_tokens + spending.usage.completion_tokens
         facts = (tokens, spending.usd or 0.0, spending.budget_tokens, spending.budget_usd)
         output.next(resume_command(result.run_dir) + more_budget(*facts))
     if result.manifest.shard is not None:  # the hub accepts only the merged run
-        output.next(f"wander view {result.run_dir}", "wander runs merge SHARDS... --out RUN")
+        output.next(f"wander view {run}", "wander runs merge SHARDS... --out RUN")
         return
     pin = result.manifest.environment
     output.next(
-        f"wander view {result.run_dir}",
+        f"wander view {run}",
         # A run of a folder cannot be posted: nobody else could repeat it.
-        f"wander post {result.run_dir}" if pin.owner else f"wander publish {pin.path}",
+        f"wander post {run}" if pin.owner else f"wander publish {shell_word(pin.path)}",
     )

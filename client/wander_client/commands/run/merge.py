@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from wander_client.context import current
 from wander_client.errors import OK, PARTIAL
 from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.output import shell_word
 
 if TYPE_CHECKING:
     from wander_client.terminal.output import Cell
@@ -63,5 +64,5 @@ def merge(
         output.table(["evaluation", "rollouts", "reward", "failed", "run"], rows, shrink=["evaluation"])
 
     output.answer(data, show)
-    output.next(f"wander view {merged[0].run_dir}")
+    output.next(f"wander view {shell_word(merged[0].run_dir)}")
     return PARTIAL if any(run.summary.failed for run in merged) else OK

@@ -9,6 +9,7 @@ from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.errors import OK, PARTIAL
 from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.output import shell_word
 
 if TYPE_CHECKING:
     from wander_client.evaluate.regrade import RegradedRun
@@ -79,9 +80,9 @@ def _next(done: RegradedRun, *, posting: bool) -> list[str]:
     if done.after is None:
         return []
     if done.regrading.is_complete:
-        compare = f"wander runs compare {done.before.path} {done.after.path}"
-        return [f"wander post {done.after.path}", compare] if posting else [compare]
-    return [f"wander eval --resume {done.after.path}"] if done.resumable else []
+        compare = f"wander runs compare {shell_word(done.before.path)} {shell_word(done.after.path)}"
+        return [f"wander post {shell_word(done.after.path)}", compare] if posting else [compare]
+    return [f"wander eval --resume {shell_word(done.after.path)}"] if done.resumable else []
 
 
 def _text(data: dict[str, Any]) -> str:

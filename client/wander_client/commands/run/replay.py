@@ -12,6 +12,7 @@ from wander_client.environments.location import parse_arguments
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, NotFound
 from wander_client.terminal.command import Argument, Option, refuse_options
+from wander_client.terminal.output import shell_word
 
 if TYPE_CHECKING:
     from wander.wire import RunDetail
@@ -103,7 +104,7 @@ def replay(
     output.answer(data, lambda: show_replay(report, output))
     if report.differing:
         first = report.divergences[0]
-        output.next(f"wander view {source.location} --rollout {first.example_id}/{first.index}")
+        output.next(f"wander view {shell_word(source.location)} --rollout {first.example_id}/{first.index}")
     if report.differing or report.refused or report.undecided:
         return FAILED
     return PARTIAL if report.level == "claimed" else OK

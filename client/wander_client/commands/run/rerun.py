@@ -11,6 +11,7 @@ from wander_client.environments.location import parse_arguments
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.errors import FAILED, OK, PARTIAL
 from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.output import shell_word
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult
@@ -108,8 +109,8 @@ def _answer(agreement: Agreement, source: FoundRun, result: EvaluationResult, ou
     data: dict[str, Any] = {"run_dir": str(result.run_dir), **agreement.model_dump(mode="json")}
     output.answer(data, lambda: _show(agreement, output))
     if source.manifest.environment.owner:
-        output.next(f"wander post {result.run_dir}")
-    output.next(f"wander runs compare {source.location} {result.run_dir}")
+        output.next(f"wander post {shell_word(result.run_dir)}")
+    output.next(f"wander runs compare {shell_word(source.location)} {shell_word(result.run_dir)}")
 
 
 def _show(agreement: Agreement, output: Output) -> None:

@@ -9,6 +9,7 @@ from wander_client.context import current
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.names import run_path
 from wander_client.terminal.command import Argument, Option, Yes
+from wander_client.terminal.output import shell_word
 
 if TYPE_CHECKING:
     from wander.wire import RunDetail
@@ -186,8 +187,8 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
 
     output.answer(data, lines)
     if training is not None:
-        output.next(f"wander runs plot {run or source.location}")
-    output.next(f"wander view {run or source.location}")
+        output.next(f"wander runs plot {shell_word(run or source.location)}")
+    output.next(f"wander view {shell_word(run or source.location)}")
 
 
 def export_runs(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
 from wander_client.terminal.command import Argument, Option, refuse_options
+from wander_client.terminal.output import shell_word
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def view(
     }
     here.output.answer(data, lambda: _show(source, shown, matching))
     if shown:
-        here.output.next(f"wander view {run or source.location} --rollout {shown[0].number}")
+        here.output.next(f"wander view {shell_word(run or source.location)} --rollout {shown[0].number}")
 
 
 def _choose(

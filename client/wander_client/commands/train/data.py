@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from wander_client.context import current
 from wander_client.errors import FAILED
 from wander_client.terminal.command import Argument, Option, refuse_options
+from wander_client.terminal.output import shell_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +90,7 @@ def data(
         return FAILED
     write_rows(rows, out)
     output.answer({"out": str(out), **asdict(report)}, f"{out}: {report.kept} of {report.rollouts} rollouts")
-    output.next(f"wander model sft {out} --model MODEL --out models/NAME")
+    output.next(f"wander model sft {shell_word(out)} --model MODEL --out models/NAME")
     return None
 
 

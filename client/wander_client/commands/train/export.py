@@ -19,7 +19,7 @@ from wander_client.terminal.command import (
     Option,
     refuse_options,
 )
-from wander_client.terminal.output import counted
+from wander_client.terminal.output import counted, shell_word
 
 if TYPE_CHECKING:
     from wander_client.environments.location import Location
@@ -95,7 +95,7 @@ def export(
         {"out": str(out), "files": [str(file) for file in written]},
         f"{out}: {', '.join(str(file) for file in written)}",
     )
-    here.output.next(f"pip install --index-url {described['index']} {out}")
+    here.output.next(f"pip install --index-url {described['index']} {shell_word(out)}")
 
 
 def _describe(location: Location, arguments: dict[str, Any]) -> dict[str, str]:
@@ -177,4 +177,4 @@ def _export_tasks(
         image=image,
     )
     here.output.answer({"out": str(out), "tasks": tasks}, f"{out}: {counted(len(tasks), 'task')}")
-    here.output.next(f"harbor run --path {out} --agent oracle")
+    here.output.next(f"harbor run --path {shell_word(out)} --agent oracle")

@@ -10,6 +10,7 @@ from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.names import model_path
 from wander_client.terminal.command import Argument, EnvironmentArguments, Option, refuse_options
+from wander_client.terminal.output import shell_word
 
 if TYPE_CHECKING:
     from wander_client.terminal.output import Cell
@@ -76,7 +77,7 @@ def new_model(
         {**facts, "transcripts": count},
         f"{out}: {facts['parameters']:,} parameters, {facts['tokens']} tokens, from {count} transcripts",
     )
-    output.next(f"wander model sft ROWS.jsonl --model {out} --out models/NAME")
+    output.next(f"wander model sft ROWS.jsonl --model {shell_word(out)} --out models/NAME")
 
 
 def pull(
@@ -132,7 +133,7 @@ def tools(
 
     give_tools(servable(name).removeprefix("hf:"), out)
     current().output.answer(model_facts(out), f"{out}: {name} with tool support in its chat template")
-    current().output.next(f"wander eval ENVIRONMENT -m {out}")
+    current().output.next(f"wander eval ENVIRONMENT -m {shell_word(out)}")
 
 
 def _pull_from_hub(word: str) -> None:

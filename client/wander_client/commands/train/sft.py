@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.terminal.command import Argument, Option
-from wander_client.terminal.output import counted
+from wander_client.terminal.output import counted, shell_word
 
 if TYPE_CHECKING:
     from wander.train.sft import SFTResult
@@ -90,4 +90,4 @@ def _report(result: SFTResult) -> None:
         f"{result.model}: {counted(result.rows, 'row')}, {counted(result.steps, 'step')}, {loss}{held_out}, "
         f"{result.seconds:.0f} s",
     )
-    output.next(f"wander eval ENVIRONMENT -m {result.model}")
+    output.next(f"wander eval ENVIRONMENT -m {shell_word(result.model)}")

@@ -25,7 +25,7 @@ from wander_client.terminal.command import (
     WorkerTokenFile,
     refuse_options,
 )
-from wander_client.terminal.output import counted
+from wander_client.terminal.output import counted, shell_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -240,7 +240,10 @@ def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False)
     data = {"run_dir": str(folder), "model": str(run.model) if run.model else None, "phases": results}
     output.answer(data, lambda: output.table(columns, summary_rows(results)))
     if run.model is not None and not has_collapsed(run.last_folder):
-        output.next(f"wander eval {command.environment} -m {run.model}", f"wander post {run.last_folder}")
+        output.next(
+            f"wander eval {shell_word(command.environment)} -m {shell_word(run.model)}",
+            f"wander post {shell_word(run.last_folder)}",
+        )
     return OK
 
 
@@ -326,4 +329,7 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: st
         f"{counted(result.rollouts, 'rollout')}, {result.seconds:.0f} s",
     )
     if not has_collapsed(folder):
-        output.next(f"wander eval {environment} -m {result.model}", f"wander post {folder}")
+        output.next(
+            f"wander eval {shell_word(environment)} -m {shell_word(result.model)}",
+            f"wander post {shell_word(folder)}",
+        )

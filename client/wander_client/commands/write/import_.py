@@ -20,7 +20,7 @@ from wander_client.environments.sandbox import (
     policy_for_import,
 )
 from wander_client.errors import ClientError, Unavailable
-from wander_client.names import parse_name
+from wander_client.names import as_folder, parse_name
 from wander_client.terminal.command import (
     Argument,
     CommandGroup,
@@ -28,7 +28,7 @@ from wander_client.terminal.command import (
     Option,
     refuse_options,
 )
-from wander_client.terminal.output import counted
+from wander_client.terminal.output import counted, shell_word
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -177,7 +177,7 @@ def _import_tasks(format_name: str, source: str, out: Path, **options: Any) -> N
     }
     count = counted(len(written.tasks), "task")
     here.output.answer(data, f"wrote {out} with {count}")
-    here.output.next(f"wander check ./{out}" if not out.is_absolute() else f"wander check {out}")
+    here.output.next(f"wander check {shell_word(as_folder(out))}")
 
 
 @app.command()
@@ -230,7 +230,7 @@ def results(
         lines.append(f"  {summary.rollouts} rollouts, {summary.failed} failed, mean reward {mean}")
     lines.append(f"  {run.manifest.notes}")
     here.output.answer(data, "\n".join(lines))
-    here.output.next(f"wander post {target}" if known else f"wander view {target}")
+    here.output.next(f"wander post {shell_word(target)}" if known else f"wander view {shell_word(target)}")
 
 
 @dataclass(frozen=True)

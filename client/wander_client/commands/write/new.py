@@ -9,6 +9,7 @@ from wander_client.context import current
 from wander_client.names import as_folder, parse_name
 from wander_client.packages.scaffold import KINDS, KindName, kinds_help, package_name, write_package
 from wander_client.terminal.command import Argument, Command, Option
+from wander_client.terminal.output import shell_word
 
 _HELP = f"""Create an environment package with a module, a README and a test. It runs without changes.
 
@@ -41,9 +42,9 @@ def new(
     )
     module = name.replace("-", "_")
     here.output.next(
-        f"wander eval {spec} -m scripted:{module}:solver{KINDS[kind].options}",
-        f"wander check {spec}",
-        f"wander publish {spec}",
+        f"wander eval {shell_word(spec)} -m scripted:{module}:solver{KINDS[kind].options}",
+        f"wander check {shell_word(spec)}",
+        f"wander publish {shell_word(spec)}",
     )
 
 
@@ -75,4 +76,4 @@ def fork(
         {"source": forked.source, "path": str(forked.folder.resolve())},
         f"copied the source of {forked.source} to {forked.folder}",
     )
-    here.output.next(f"wander check {shown}", f"wander publish {shown}")
+    here.output.next(f"wander check {shell_word(shown)}", f"wander publish {shell_word(shown)}")
