@@ -120,7 +120,7 @@ class SamplingArgs(BaseModel):
     `reasoning_effort`...).
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True, allow_inf_nan=False)
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,12 @@ def test_an_argument_of_set_without_a_value_is_rejected(words: list[str]) -> Non
         ({"call_timeout": 0.0}, "call_timeout"),
         ({"workers": 257}, "workers"),
         ({"prices": "cheap"}, "prices"),
+        # JSON, and therefore the record of the run, cannot contain these numbers.
+        ({"prices": "inf/1"}, "prices"),
+        ({"prices": {"prompt": 1, "completion": math.nan}}, "prices.completion"),
+        ({"budget_usd": math.inf}, "budget_usd"),
+        ({"call_timeout": math.inf}, "call_timeout"),
+        ({"sampling": {"temperature": math.inf}}, "temperature"),
         ({"shard": "4/4"}, "shard"),
         ({"template_date": "soon"}, "template_date"),
         ({"sampling": {"topp": 1}}, "top_p"),

@@ -181,7 +181,7 @@ Words = Annotated[list[str], BeforeValidator(_listed)]
 class EvaluationSettings(Record):
     """The settings of an evaluation."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
     environment: str
     """`owner/name@version`, or the absolute path of a folder."""

@@ -178,6 +178,8 @@ class ModelPin(Record):
 class TokenPrices(Record):
     """The prices of a model, in USD per million tokens."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     prompt: float = Field(ge=0)
     completion: float = Field(ge=0)
     cached: float | None = Field(default=None, ge=0, exclude_if=lambda price: price is None)
