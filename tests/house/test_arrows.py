@@ -23,7 +23,7 @@ HUB_READS = {"wander.wire", "wander.types", "wander.errors", "wander.evals", "wa
 PARSERS = re.compile(r"\b(ast\.parse|ast\.literal_eval|griffe\.visit)\b(?!`)")
 HUB_READS_TOO = {
     *("wander", "wander.__version__", "wander.system.python_parser", "wander.system.addresses"),
-    "wander.system.descriptors",
+    *("wander.system.descriptors", "wander.system.plain_files"),
 }
 """What the hub may take from the SDK: wire models, values, errors, the aggregates it recomputes, the reports
 of replays, whether a sandbox can be had, and parts of the operating system."""
