@@ -63,13 +63,20 @@ LACKING = {
 }
 """What a machine may lack: how the reasons of skipped tests name it, and the command that gets it."""
 
+ALL_LONG = re.compile(r"^pytestmark = \[?[^\]=]*pytest\.mark\.(full|slow|gpu)\b", re.MULTILINE)
+"""Finds the files that `make test` need not import, because their mark leaves out all of their tests."""
+
 gc.disable()  # until all is imported: a fifth of the collection's time went into looking for garbage
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the first worker's folders to it; in `make test-rest`, import no module without a `full` test."""
-    if config.getoption("markexpr").startswith("full and ") and collection_path.match("test_*.py"):
-        return True if "pytest.mark.full" not in collection_path.read_text() else None
+    """Import no module without a test to run, and leave the first worker's folders to it."""
+    if collection_path.match("test_*.py"):
+        text = collection_path.read_text()
+        if config.getoption("markexpr").startswith("full and "):
+            return True if "pytest.mark.full" not in text else None
+        if _is_short(config) and ALL_LONG.search(text):
+            return True
     ours = not _waits(config) or not _is_short(config)
     return None if ours or collection_path not in [config.rootpath / one for one in PYTORCH] else True
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wander_compat.alias import serve_imports
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 serve_imports()
 
 import verifiers as vf  # noqa: E402
-from datasets import Dataset  # noqa: E402
 from verifiers.types import Messages, State  # noqa: E402
 
 
 def rows(count: int = 3, **columns: Any) -> Dataset:
+    from datasets import Dataset
+
     made = {"question": [f"say {n}" for n in range(count)], "answer": [str(n) for n in range(count)]}
     return Dataset.from_dict({**made, **{name: [value] * count for name, value in columns.items()}})
 

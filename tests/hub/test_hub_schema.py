@@ -28,6 +28,8 @@ from wander_hub.database import Database
 from wander_hub.rights.tokens import first_administrator
 from wander_hub.settings import Settings
 
+pytestmark = pytest.mark.full
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -123,7 +125,6 @@ def _probe(operation, mode, senders, examples: int) -> None:
     once()
 
 
-@pytest.mark.full
 @pytest.mark.timeout(1200)  # every operation of the hub, in minutes
 def test_the_hub_keeps_its_document(filled):
     assert failures_of(filled, examples=2) == []

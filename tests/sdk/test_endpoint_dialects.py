@@ -1,22 +1,17 @@
-"""The real clients of OpenAI and Anthropic speak with the endpoint of a box, in every way that agents do."""
+"""The real clients of OpenAI and Anthropic speak with the endpoint of a box, in every way that agents do.
+
+The functions import the clients: that takes over a second, also in workers that do not run this file.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
-from anthropic import AsyncAnthropic
-from anthropic.types import Message as AnthropicMessage
-from anthropic.types import MessageTokensCount, RawMessageStreamEvent
 from model_endpoint import reply_of, says, serve, tool_call
-from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from wander.endpoint import server
 from wander.endpoint.anthropic import MessagesRequest
@@ -25,6 +20,10 @@ from wander.endpoint.dialect import DialectRequest
 from wander.endpoint.responses import ResponsesRequest
 from wander.endpoint.values import EndpointCall, EndpointReply
 from wander.types import Message
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+    from openai import AsyncOpenAI
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -55,20 +54,28 @@ DIALECTS: dict[type[DialectRequest], dict[str, Any]] = {
 
 
 def openai_client(url: str) -> AsyncOpenAI:
+    from openai import AsyncOpenAI
+
     return AsyncOpenAI(base_url=f"{url}/v1", api_key="any")
 
 
 def anthropic_client(url: str) -> AsyncAnthropic:
+    from anthropic import AsyncAnthropic
+
     return AsyncAnthropic(base_url=url, api_key="any")
 
 
 @cache
 def response_events() -> TypeAdapter[Any]:
+    from openai.types.responses import ResponseStreamEvent
+
     return TypeAdapter(ResponseStreamEvent)
 
 
 @cache
 def message_events() -> TypeAdapter[Any]:
+    from anthropic.types import RawMessageStreamEvent
+
     return TypeAdapter(RawMessageStreamEvent)
 
 
@@ -83,6 +90,10 @@ async def drain(asked: Awaitable[Any]) -> None:
 def test_every_reply_has_the_types_of_the_official_packages(
     dialect: type[DialectRequest], finish_reason: str, name: str
 ) -> None:
+    from anthropic.types import Message as AnthropicMessage
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+    from openai.types.responses import Response
+
     request = dialect({"model": "m", **DIALECTS[dialect]}, "call-0")
     reply = reply_of(request.call, MESSAGES[name], finish_reason)
     response = json.loads(json.dumps(request.response(reply)))
@@ -372,6 +383,8 @@ async def test_invalid_arguments_survive_the_messages_dialect() -> None:
 
 
 async def test_models_and_token_counts() -> None:
+    from anthropic.types import MessageTokensCount
+
     async with serve() as served:
         async with openai_client(served.url) as client:
             assert [model.id async for model in client.models.list()] == ["policy"]
@@ -391,6 +404,9 @@ async def test_models_and_token_counts() -> None:
 async def test_a_refusal_is_an_error_without_retry(
     late: bool, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import anthropic
+    import openai
+
     monkeypatch.setattr(server, "PATIENCE_SECONDS", 0.01)
     monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.01)
 
@@ -417,6 +433,9 @@ async def test_a_refusal_is_an_error_without_retry(
 
 
 async def test_an_overflow_has_the_codes_that_agents_look_for() -> None:
+    import anthropic
+    import openai
+
     def script(call: EndpointCall) -> EndpointReply:
         return EndpointReply(call_id=call.call_id, refusal="9 tokens, at most 8", overflow=True)
 
@@ -476,6 +495,8 @@ REFUSED: list[tuple[type[DialectRequest], dict[str, Any], str]] = [
 async def test_unsupported_requests_get_errors_in_the_dialect(
     dialect: type[DialectRequest], body: dict[str, Any], parameter: str
 ) -> None:
+    import openai
+
     path = {ChatRequest: "chat/completions", ResponsesRequest: "responses", MessagesRequest: "messages"}
     async with serve() as served, openai_client(served.url) as client:
         with pytest.raises(openai.BadRequestError) as error:

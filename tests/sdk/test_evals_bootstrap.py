@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 from wander.evals.stats.bootstrap import bootstrap_interval
 from wander.evals.stats.pass_at_k import pass_hat_k, pass_rates
 
@@ -21,7 +21,7 @@ GAUSSIAN = [draw.gauss(2, 1) for _ in range(25)]
 @pytest.mark.parametrize(("ours", "theirs"), [(fmean, np.mean), (median, np.median)], ids=["mean", "median"])
 def test_intervals_agree_with_scipys_bca(sample: list[float], ours: object, theirs: object) -> None:
     found = bootstrap_interval(sample, ours, resamples=9999)  # type: ignore[arg-type]
-    done = stats.bootstrap((sample,), theirs, n_resamples=9999, method="BCa", rng=1)
+    done = scipy.stats.bootstrap((sample,), theirs, n_resamples=9999, method="BCa", rng=1)
     expected = done.confidence_interval
     width = expected.high - expected.low
     assert found == pytest.approx((expected.low, expected.high), abs=0.08 * width)

@@ -6,9 +6,9 @@ import random
 from datetime import UTC, datetime
 
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from wander import Rollout
 from wander.errors import RunError
 from wander.evals.stats.comparison import compare_runs
@@ -50,7 +50,7 @@ def test_interval_and_p_value_match_the_paired_t_test(pairs):
     assert found.wins + found.losses + found.ties == found.examples == len(pairs)
     assert found.after - found.before == pytest.approx(found.difference)
     if len(differences) > 1:
-        expected = stats.ttest_rel(after, before)
+        expected = scipy.stats.ttest_rel(after, before)
         interval = expected.confidence_interval(0.95)
         assert found.p_value == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-12)
         assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
@@ -64,7 +64,7 @@ def test_a_clear_difference_hidden_by_overlapping_intervals_is_found():
     found = compared(before, after)
     assert found.significant
     assert found.low < 0.05 < found.high
-    apart = [stats.t.interval(0.95, 39, sum(v) / 40, stats.sem(v)) for v in (before, after)]
+    apart = [scipy.stats.t.interval(0.95, 39, sum(v) / 40, scipy.stats.sem(v)) for v in (before, after)]
     assert apart[0][1] > apart[1][0], "the two separate intervals overlap"
 
 
@@ -139,7 +139,7 @@ def test_examples_with_different_prompts_are_not_paired():
 @pytest.mark.parametrize("size", [1.0, 0.05])
 def test_equal_differences_are_judged_by_the_sign_test(examples, size):
     found = compared([0.0] * examples, [size] * examples)
-    exact = stats.binomtest(examples, examples).pvalue
+    exact = scipy.stats.binomtest(examples, examples).pvalue
     assert found.p_value == pytest.approx(exact)
     assert found.significant == (exact < 0.05)
     assert found.low < size <= found.high

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from wander.evals.stats import student_t
 from wander.evals.stats.intervals import mean_interval, wilson_interval
 from wander.evals.stats.summary import RunningSummary, histogram, summarize
@@ -29,12 +29,12 @@ def failed(example: object, boundary: Boundary = "model") -> Rollout:
 @pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 12, 29, 30, 99, 1000, 54321, 10**6])
 @pytest.mark.parametrize("p", [0.6, 0.9, 0.975, 0.9995])
 def test_quantiles_agree_with_scipy(df: int, p: float) -> None:
-    assert student_t.quantile(p, df) == pytest.approx(stats.t.ppf(p, df), rel=1e-9)
+    assert student_t.quantile(p, df) == pytest.approx(scipy.stats.t.ppf(p, df), rel=1e-9)
 
 
 @given(st.floats(-50, 50), st.integers(1, 5000))
 def test_distribution_function_agrees_with_scipy(t: float, df: int) -> None:
-    assert student_t.cdf(t, df) == pytest.approx(stats.t.cdf(t, df), rel=1e-9, abs=1e-14)
+    assert student_t.cdf(t, df) == pytest.approx(scipy.stats.t.cdf(t, df), rel=1e-9, abs=1e-14)
 
 
 @pytest.mark.parametrize("call", [lambda: student_t.cdf(1, 0), lambda: student_t.quantile(1.0, 3)])
@@ -63,7 +63,7 @@ def test_graded_interval_is_gaffkes_over_example_means() -> None:
 @pytest.mark.parametrize("count", [2, 5, 20, 300])
 def test_of_0_1_values_gaffkes_interval_is_clopper_and_pearsons(count: int) -> None:
     for hits in {0, 1, count // 3, count // 2, count - 1, count}:
-        exact = stats.binomtest(hits, count).proportion_ci(method="exact")
+        exact = scipy.stats.binomtest(hits, count).proportion_ci(method="exact")
         found = mean_interval([1.0] * hits + [0.0] * (count - hits), (0.0, 1.0))
         assert found == pytest.approx((exact.low, exact.high), abs=0.003)
 
@@ -114,7 +114,7 @@ def test_values_beyond_the_bounds_extend_only_their_side() -> None:
 @pytest.mark.parametrize(("hits", "n"), [(0, 5), (5, 5), (1, 10), (37, 100), (999, 1000)])
 def test_binary_interval_of_single_rollouts_is_scipys_wilson(hits: int, n: int) -> None:
     summary = summarize([scored(i, float(i < hits)) for i in range(n)], expected=n)
-    expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
+    expected = scipy.stats.binomtest(hits, n).proportion_ci(method="wilson")
     assert summary.reward_low == pytest.approx(expected.low, abs=1e-12)
     assert summary.reward_high == pytest.approx(expected.high, abs=1e-12)
 
@@ -235,7 +235,7 @@ def test_one_example_has_an_interval_and_one_rollout_has_none() -> None:
 
 def test_equal_graded_rewards_still_have_an_interval() -> None:
     summary = summarize([scored(i, 0.25) for i in range(6)], expected=6)
-    unseen = stats.binomtest(0, 6).proportion_ci(method="exact").high
+    unseen = scipy.stats.binomtest(0, 6).proportion_ci(method="exact").high
     assert summary.reward_low == pytest.approx(0.25 - unseen * 0.25, rel=0.01)
     assert summary.reward_high == pytest.approx(0.25 + unseen * 0.75, rel=0.01)
     assert summary.histogram is not None

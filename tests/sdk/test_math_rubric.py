@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from importlib.util import find_spec
 
 import pytest
 from wander import ScriptedClient, SingleTurnEnv
@@ -12,7 +13,7 @@ from wander.errors import MissingExtra, RubricError
 from wander.rubrics import math as math_rubric
 from wander.rubrics.math import MathProcesses, MathRubric
 
-pytest.importorskip("math_verify")
+pytestmark = pytest.mark.skipif(find_spec("math_verify") is None, reason="could not import 'math_verify'")
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import openai
 import pytest
 from aiohttp import web
 from wander import SamplingArgs
@@ -285,6 +284,8 @@ async def test_description_and_environment_contain_no_secret(
 
 
 async def test_the_openai_package_is_used_if_requested(chat_server: Any, faults: dict[str, Any]) -> None:
+    import openai  # takes half a second, also for workers that do not run this file
+
     sdk = openai.AsyncOpenAI(api_key="k", base_url=chat_server.url)
     client = OpenAIClient.from_sdk(sdk, "m", max_retries=1)
     client.attempts.retry_seconds = 0.01
@@ -303,6 +304,8 @@ async def test_the_openai_package_is_used_if_requested(chat_server: Any, faults:
 
 
 async def test_azure_addresses_are_left_to_the_openai_package(chat_server: Any) -> None:
+    import openai
+
     sdk = openai.AsyncAzureOpenAI(
         api_key="k", api_version="1", azure_endpoint=chat_server.url.removesuffix("/v1")
     )

@@ -543,6 +543,7 @@ def _copies_in(node: nodes.Node, message: str, *, shown: bool) -> bool:
     )
 
 
+@lru_cache(maxsize=8)  # each format of a model asks for it three times
 def _parse(template: str) -> nodes.Template | None:
     """Return the syntax tree of a chat template, or None if it cannot be parsed."""
     try:

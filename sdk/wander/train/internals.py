@@ -68,6 +68,9 @@ class StepInternals(Trainer):  # type: ignore[misc]
     def load_batch(self, checkpoint: Path) -> tuple[Any, int] | None:
         """Return the rows in a checkpoint and the number of updates that learned from them, or None."""
 
+    def create_model_card(self, *given: Any, **named: Any) -> None:
+        """Write no card: TRL's describes none of our runs, and `wander model push` writes one."""
+
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator."""
         self.before_accelerator()

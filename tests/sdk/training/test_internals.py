@@ -46,6 +46,8 @@ READ: dict[str, str] = {
     "Trainer._load_optimizer_and_scheduler": "741032f57d6f",
     "Trainer._save_checkpoint": "a9111e30faa9",
     "Trainer.create_accelerator_and_postprocess": "d649720bec7e",
+    "Trainer.create_model_card": "b0d7e132d048",
+    "_BaseTrainer.create_model_card": "4f8a407fd9fd",
 }
 
 RELIES_ON = {
@@ -60,6 +62,7 @@ RELIES_ON = {
     "_prepare_dataset": "rows that are already tokens need no preparation",
     "_save_checkpoint": "it writes the folder of the checkpoint, before `on_save` is called",
     "create_accelerator_and_postprocess": "it creates the accelerator, before the model is prepared",
+    "create_model_card": "it only writes a README, which nothing reads",
 }
 """What Wander relies on, by member: read this in the new source."""
 

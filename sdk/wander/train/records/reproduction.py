@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,7 @@ def this_hardware(device: torch.device) -> Hardware:
     )
 
 
+@cache
 def trainer_digest() -> str:
     """Return the digest of the SDK's own Python files."""
     root = Path(wander.__file__).parent
