@@ -18,6 +18,7 @@ from chat_endpoint import chat_endpoint
 from wander.clients.base import Client, ModelResponse
 from wander.errors import EndpointUnreachable, RunError
 from wander_client.errors import ClientError, UsageError
+from wander_client.python.evaluation import DECIDED_BEFORE, ONLY_IN_THE_COMMAND
 
 SOLVER, WRONG = "scripted:say_env:solver", "scripted:say_env:wrong"
 
@@ -60,6 +61,29 @@ def test_a_run_is_a_value_and_a_folder(env, wander):
     assert (run.manifest.seed, run.manifest.sampling.temperature) == (7, 0.5)
     shown = wander("runs", "show", str(run.path), "--json").data
     assert shown["run_id"] == run.id, "the command reads it, too"
+
+
+def test_every_setting_of_the_command_is_a_keyword_or_in_settings(env, wander):
+    """Except for what `wander.load` decides, and what does not give a run of examples."""
+    first = {"n": 2, "settings": {"template_date": "2026-01-02", "strict": True, "sampling": {"seed": 5}}}
+    run = env.evaluate_sync(SOLVER, **first)
+    stored = json.loads((run.path / "command.json").read_text())["command"]
+    assert (stored["template_date"], stored["strict"], stored["sampling"]["seed"]) == ("2026-01-02", True, 5)
+    assert len(env.rollouts_sync(SOLVER, settings={"num_examples": 3})) == 3
+    with pytest.raises(UsageError, match="template_date") as changed:
+        env.evaluate_sync(SOLVER, resume=run, settings={"template_date": "2026-01-03"})
+    assert changed.value.code == "other_settings"
+    for settings, name in (
+        ({"n": 3}, "`n`"),
+        ({"num_examples": 3}, "`num_examples` is set twice"),
+        ({"model": "other"}, "`model` is set twice"),
+        ({"seed": "one"}, "`seed`"),
+        ([("seed", 1)], "`settings` is not a mapping"),
+        *(({name: 1}, f"`{name}`") for name in DECIDED_BEFORE | ONLY_IN_THE_COMMAND),
+    ):
+        with pytest.raises(UsageError) as refused:
+            env.evaluate_sync(SOLVER, n=2, settings=settings)
+        assert name in str(refused.value)
 
 
 def test_the_command_and_python_resume_each_others_runs(env, wander):

@@ -1,9 +1,10 @@
 """The settings of an evaluation, as the command line, suites, Python and a run's folder use them.
 
-To add a setting, add a field to `EvaluationSettings`: `--set`, suites and stored runs then know it. `plan`
-passes it to the evaluator if `EvaluationPlan` has a field of the same name, `choose_model` to the model and
-`choose_workers` to the environment's processes. The sets below say where a setting may be used. Add a row to
-the list in docs/evaluating.md and a value to tests/client/stored/every_setting.json.
+To add a setting, add a field to `EvaluationSettings`: `--set`, suites, `settings=` in Python and stored runs
+then know it. `plan` passes it to the evaluator if `EvaluationPlan` has a field of the same name,
+`choose_model` to the model and `choose_workers` to the environment's processes. The sets below say where a
+setting may be used. Add a row to the list in docs/evaluating.md and a value to
+tests/client/stored/every_setting.json.
 """
 
 from __future__ import annotations

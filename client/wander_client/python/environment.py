@@ -209,6 +209,7 @@ class LoadedEnvironment:
         key_variable: str | None = None,
         tokenizer: Any = None,
         device: str | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> list[Rollout]:
         """Play the rollouts of an evaluation, and return them in order without saving them."""
         options = {key: value for key, value in locals().items() if key not in _NO_OPTIONS}
@@ -239,6 +240,7 @@ class LoadedEnvironment:
         budget_usd: float | None = None,
         prices: TokenPrices | None = None,
         shard: str | None = None,
+        settings: Mapping[str, Any] | None = None,
         engine: str | None = None,
         out: str | os.PathLike[str] | None = None,
         resume: str | os.PathLike[str] | None = None,
@@ -263,6 +265,7 @@ class LoadedEnvironment:
         - `players`: models of the other players: `{"O": "scripted:tictactoe.players:optimal"}`.
         - `budget_tokens`, and `budget_usd` with `prices`: no rollout starts after the budget is spent.
         - `shard`: `"0/8"` plays only the first of eight parts of the run. `Run.merge` merges the parts.
+        - `settings`: further settings by their names, as with `wander eval --set`: `{"reasoning": "keep"}`.
         - `engine`: `"ray://HOST:PORT/32"` plays 32 shards on this cluster, with a model that is named. The
           shards are saved next to `out`, which must be on a file system that all nodes mount.
         - `out`: folder of the run; the default is a new folder in `runs`.

@@ -46,6 +46,16 @@ if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.types import Example, Rollout
 
+DECIDED_BEFORE = frozenset(
+    {
+        *("environment", "arguments", "sandbox", "workers", "no_lock", "in_process", "pass_env"),
+        *("worker_addresses", "worker_token_file", "rollout_timeout"),
+    }
+)
+"""Settings of an environment and its processes, which are decided when it is loaded."""
+ONLY_IN_THE_COMMAND = frozenset({"exhaustive", "max_lines"})
+"""Settings of evaluations that do not give a `Run` with rollouts of examples."""
+
 Sampling = SamplingArgs | Mapping[str, Any] | None
 """`temperature`, `top_p`, `max_tokens` and other arguments of the endpoint."""
 
@@ -219,12 +229,31 @@ def new_settings(loaded: Loaded, said: Mapping[str, Any]) -> EvaluationSettings:
 
 
 def _said(loaded: Loaded, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options by the names of the settings."""
+    """Return the options by the names of the settings. The option `settings` holds further ones."""
     said = {KEYS.get(key, key): value for key, value in options.items() if value is not None}
+    said = _join(said, said.pop("settings", {}))
     if isinstance(said.get("sampling"), Mapping):
         said["sampling"] = dict(said["sampling"])
     own = {"environment": loaded.name, "model": model, "arguments": dict(loaded.opened.pin.arguments)}
     return {**said, **own}
+
+
+def _join(said: dict[str, Any], others: Any) -> dict[str, Any]:
+    if not isinstance(others, Mapping):
+        raise UsageError("`settings` is not a mapping", hint='for example: `settings={"reasoning": "keep"}`')
+    for name in others:
+        if name in said or name == "model":
+            raise UsageError(f"`{name}` is set twice", hint=f"remove `{name}` from `settings`")
+        if name in DECIDED_BEFORE:
+            raise UsageError(
+                f"`{name}` cannot change, because the environment is open",
+                hint="pass it to `wander.load`, or use `wander eval` if `wander.load` does not accept it",
+            )
+        if name in ONLY_IN_THE_COMMAND:
+            raise UsageError(
+                f"`{name}` is a setting of the command", hint=f"run `wander eval --set {name}=...`"
+            )
+    return {**said, **others}
 
 
 async def _play_to_its_end(
