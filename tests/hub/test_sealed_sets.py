@@ -274,7 +274,9 @@ async def test_what_cannot_be_sealed_played_or_opened(hub, command):
     content = make_set(ROWS)
     early = await create(hub, content, opens_at="2020-01-01T00:00:00Z")
     assert early.json()["code"] == "bad_date"
-    assert (await create(hub, f"{MARKER}\n".encode())).json()["detail"] == "line 1: it is not JSON"
+    assert (await create(hub, f"{MARKER}\n".encode())).json()[
+        "detail"
+    ] == "line 1: it is not valid JSON in UTF-8"
     assert (await create(hub, content, user="bob")).status_code == 403
     made = await create(hub, content)
     assert (await create(hub, content)).json()["code"] == "set_exists"

@@ -32,7 +32,7 @@ def test_a_commitment_hides_and_binds_the_rows() -> None:
         (lambda text: text.split(b"\n", 1)[1], "first line"),
         (lambda text: text.split(b"\n", 1)[0] + b"\n", "no examples"),
         (lambda text: text.replace(b'":"', b'": "'), "canonical"),
-        (lambda text: text + b"MARKER\n", "line 4: it is not JSON"),
+        (lambda text: text + b"MARKER\n", "line 4: it is not valid JSON in UTF-8"),
         (lambda text: text + b'["MARKER"]\n', "line 4: it is not a JSON object"),
         (lambda text: b" " * (9 << 20), "over 8,388,608 bytes"),
     ],

@@ -293,7 +293,7 @@ def test_what_cannot_be_sealed_or_played(
     assert "cannot play 1 of the examples (rows 3)" in said
     broken = owner.home / "broken.jsonl"
     broken.write_text(f"{OTHER_MARKER}\n")
-    assert "line 1: it is not JSON" in owner.refused(2, *create, broken, "--opens", a_week())
+    assert "line 1: it is not valid JSON in UTF-8" in owner.refused(2, *create, broken, "--opens", a_week())
     said = owner.refused(1, *create, write_rows(owner, hidden), "--opens", "2020-01-01")
     assert "is in the past" in said
     commitment = owner.wander(*create, write_rows(owner, hidden), "--opens", a_week())["commitment"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,7 +36,7 @@ def set_from(path: Path) -> bytes:
     from wander.wire.transfers import make_set, read_rows, read_set
     from wander.wire.untrusted_text import RefusedText
 
-    content = read_content(path)
+    content = read_content(path).removeprefix(codecs.BOM_UTF8)  # which editors on Windows write
     try:
         rows = read_rows(content)
         if rows and rows[0].keys() == {"salt"}:
@@ -43,7 +44,9 @@ def set_from(path: Path) -> bytes:
             return content
     except RefusedText as error:
         hint = "write one JSON object per line, with the columns that the environment's dataset has"
-        raise UsageError(f"`{path}` has no examples to seal: {error}", hint=hint, code="bad_set") from error
+        if error.too_large:
+            hint = "split the examples into several sets"
+        raise UsageError(f"`{path}` cannot be sealed: {error}", hint=hint, code="bad_set") from error
     if not rows:
         raise UsageError(f"`{path}` has no examples", hint="write one JSON object per line", code="bad_set")
     return make_set(rows)

@@ -168,7 +168,9 @@ def read_rows(content: bytes) -> list[dict[str, Any]]:
         try:
             row = read_json(line, SEALED_SET)
         except RefusedText as error:
-            raise RefusedText("it is not JSON", place=f"line {number}", too_large=error.too_large) from None
+            raise RefusedText(
+                "it is not valid JSON in UTF-8", place=f"line {number}", too_large=error.too_large
+            ) from None
         if not isinstance(row, dict):
             raise RefusedText("it is not a JSON object", place=f"line {number}")
         if len(rows) > MOST_EXAMPLES:
