@@ -262,8 +262,14 @@ def test_evaluations_of_one_model_in_a_suite_share_its_server(
 @pytest.mark.parametrize(
     "word",
     [
-        *("--trust-remote-code", "--trust_remote_code", "--trust-remote-code=true", "--Trust-Remote-Code"),
-        *("--trust-rem", "--trust=true", "--config=options.yaml"),
+        *("--trust-remote-code", "--trust-rem", "--config=options.yaml"),
+        *(
+            pytest.param(word, marks=pytest.mark.full)
+            for word in (
+                *("--trust_remote_code", "--trust-remote-code=true", "--Trust-Remote-Code"),
+                "--trust=true",
+            )
+        ),
     ],
 )
 def test_a_server_does_not_run_the_code_of_a_model(word: str, wander: Wander, folder: Path) -> None:

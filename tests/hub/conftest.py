@@ -7,11 +7,9 @@ import hashlib
 import io
 import json
 import shutil
-import sqlite3
 import sys
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -316,9 +314,13 @@ def settings(
 
 @pytest.fixture
 def database(
-    settings: Settings, database_kind: str, migrated_database: Path, request: pytest.FixtureRequest
+    settings: Settings,
+    database_kind: str,
+    migrated_database: Path,
+    peopled_database: tuple[Path, dict[str, str]],
+    request: pytest.FixtureRequest,
 ) -> Iterator[Database]:
-    """A migrated, empty database."""
+    """A migrated, empty database; a file has the people of `hub` where a test asks for it."""
     settings.data.mkdir(parents=True)
     if database_kind == "postgresql":
         with request.getfixturevalue("postgres").database() as url:
@@ -326,7 +328,9 @@ def database(
             yield database
             database.close()
     else:
-        shutil.copy(migrated_database, settings.data / "hub.db")
+        people, _ = peopled_database
+        file = people if "hub" in request.fixturenames else migrated_database
+        shutil.copy(file, settings.data / "hub.db")
         database = Database(settings.resolved_database_url)
         yield database
         database.close()
@@ -357,14 +361,8 @@ async def hub(
     settings: Settings, database: Database, peopled_database: tuple[Path, dict[str, str]]
 ) -> AsyncIterator[Hub]:
     """A hub with an administrator and the users alice and bob."""
-    if database.engine.dialect.name == "sqlite":
-        path, tokens = peopled_database
-        with (
-            closing(sqlite3.connect(path)) as source,
-            closing(sqlite3.connect(settings.data / "hub.db")) as target,
-        ):
-            source.backup(target)
-    else:
+    _, tokens = peopled_database
+    if database.engine.dialect.name != "sqlite":
         tokens = add_people(database)
     app = create_app(settings, database=database)
     async with app.router.lifespan_context(app), asgi_client(app, raises=False) as client:

@@ -108,7 +108,14 @@ async def test_runs_with_equal_answers_are_folded_and_keep_their_levels(board: B
 
 
 @pytest.mark.parametrize(
-    ("shared", "folded"), [(0, False), (1, False), (5, False), (6, True), (7, True), (12, True)]
+    ("shared", "folded"),
+    [
+        *((5, False), (6, True)),
+        *(
+            pytest.param(*each, marks=pytest.mark.full)
+            for each in ((0, False), (1, False), (7, True), (12, True))
+        ),
+    ],
 )
 async def test_runs_that_share_half_of_their_completions_are_folded(
     board: Board, shared: int, folded: bool

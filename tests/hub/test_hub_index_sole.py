@@ -224,7 +224,7 @@ async def hide(hub: Any, make_wheel: Any, name: str, owner: str = "alice") -> No
 @pytest.mark.parametrize(
     "state",
     [
-        pytest.param(state, marks=pytest.mark.full) if state == "sends a byte at a time" else state
+        pytest.param(state, marks=() if state in ("refuses connections", "is silent") else pytest.mark.full)
         for state in STATES
     ],
 )

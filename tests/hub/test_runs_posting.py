@@ -205,7 +205,9 @@ async def test_a_run_in_one_request_is_the_same_run(hub, pinned, run_of):
     assert (await begin(hub, parcel)).opened.json()["finished"] is True
 
 
-@pytest.mark.parametrize("only", ["all", "scored", "failed"])
+@pytest.mark.parametrize(
+    "only", ["scored", *(pytest.param(only, marks=pytest.mark.full) for only in ("all", "failed"))]
+)
 @pytest.mark.parametrize("sort", ["number", "reward", "-reward"])
 async def test_pages_in_every_order_and_of_every_kind(hub, pinned, run_of, sort, only):
     manifest, rollouts = rich(run_of, pinned)

@@ -160,7 +160,10 @@ NO_STANDARD = {
 }
 
 
-@pytest.mark.parametrize("name", NO_STANDARD)
+@pytest.mark.parametrize(
+    "name",
+    [*[*NO_STANDARD][:3], *(pytest.param(each, marks=pytest.mark.full) for each in [*NO_STANDARD][3:])],
+)
 async def test_the_default_board_uses_default_settings_on_the_whole_split(hub, run_of, name):
     answer = await post(hub, run_of, await hub.publish(), 1, change=NO_STANDARD[name])
     assert answer.status_code == 201, answer.text
