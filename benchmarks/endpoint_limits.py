@@ -1,4 +1,4 @@
-"""Rate limits of endpoints: at random, by rate, by a used-up window, by calls in flight.
+"""Rate limits of endpoints: at random, by rate, by a used-up window, by calls in flight, during an outage.
 
 A limit is called once per call, with the time and the duration of the answer. It returns None if the endpoint
 accepts the call, and otherwise the headers of the refusal. It does not read the clock, so tests can use
@@ -122,7 +122,21 @@ class InFlight:
         return math.inf
 
 
-Limit = AtRandom | TokenBucket | Window | SlidingWindow | InFlight
+@dataclass
+class Outage:
+    """Refuses everything from `start` until `end`."""
+
+    start: float
+    end: float
+
+    def ask(self, now: float, seconds: float) -> Refusal | None:
+        return {} if self.start <= now < self.end else None
+
+    def most(self, seconds: float) -> float:
+        return math.inf
+
+
+Limit = AtRandom | TokenBucket | Window | SlidingWindow | InFlight | Outage
 
 
 def told(retry_after: float | None) -> Refusal:

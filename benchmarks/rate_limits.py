@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from endpoint_limits import AtRandom, InFlight, Limit, SlidingWindow, TokenBucket, Window
+from endpoint_limits import AtRandom, InFlight, Limit, Outage, SlidingWindow, TokenBucket, Window
 from instant_endpoint import completion, running_script
 from wander import LocalEnvironment, SingleTurnEnv
 from wander.clients.openai import OpenAIClient
@@ -34,7 +34,7 @@ from wander.wire import EnvironmentPin
 LATENCY = 0.1
 CONCURRENCY = 32
 NO_LIMIT = "nothing refused"
-KINDS = {kind.__name__: kind for kind in (AtRandom, TokenBucket, Window, SlidingWindow, InFlight)}
+KINDS = {kind.__name__: kind for kind in (AtRandom, TokenBucket, Window, SlidingWindow, InFlight, Outage)}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Row:
 def cases(size: float) -> Iterator[Case]:
     """Yield every case. `size` scales the number of calls."""
     calls = round(4800 * size)
-    for share in (0.0, 0.001, 0.01, 0.02, 0.05, 0.08):
+    for share in (0.0, 0.001, 0.01, 0.02, 0.05, 0.08, 0.2):
         for retry_after in (None, 1.0) if share else (None,):
             name = (
                 f"{share:.1%} refused at random{', Retry-After: 1' if retry_after else ''}"
@@ -91,6 +91,8 @@ def cases(size: float) -> Iterator[Case]:
     for at_once in (4, 8, 16):
         calls = round(at_once / LATENCY * 20 * size)
         yield Case(f"{at_once} calls in flight", InFlight(at_once), calls, calls * LATENCY / at_once)
+    calls = round(4800 * size)
+    yield Case("an outage of 5 s", Outage(2.0, 7.0), calls, calls * LATENCY / CONCURRENCY + 5)
 
 
 async def serve(limit: Limit) -> None:
@@ -103,7 +105,7 @@ async def serve(limit: Limit) -> None:
     async def answer(request: web.Request) -> web.Response:
         await request.read()
         now = time.monotonic()
-        refusal = limit.ask(now if not isinstance(limit, Window) else now - started, LATENCY)
+        refusal = limit.ask(now - started, LATENCY)
         if refusal is not None:
             return web.json_response({"error": {"message": "slow down"}}, status=429, headers=refusal)
         await asyncio.sleep(LATENCY - (time.monotonic() - now))
@@ -140,6 +142,7 @@ PARAMETERS = {
     "Window": ("calls", "length", "names_end"),
     "SlidingWindow": ("calls", "length", "retry_after"),
     "InFlight": ("calls", "retry_after"),
+    "Outage": ("start", "end"),
 }
 
 

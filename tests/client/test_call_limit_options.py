@@ -34,6 +34,9 @@ def test_a_call_limit_below_one_is_rejected(wander: Wander, folder: Path) -> Non
     [
         (None, 0.0, ""),
         (12.4, 0.2, "  rate-limited: 12 calls/s"),
+        (1.0, 0.0, "  rate-limited: 1 calls/s"),
+        (0.2, 0.0, "  rate-limited: 12 calls/min"),
+        (0.001, 0.0, "  rate-limited: 1 calls/min"),
         (0.5, 19.6, "  rate-limited: waiting 20 s"),
     ],
 )

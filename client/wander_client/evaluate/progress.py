@@ -124,9 +124,9 @@ def rate_limit_note(progress: Progress) -> str:
         return f"  rate-limited: waiting {progress.paused_seconds:.0f} s"
     if progress.rate is None:
         return ""
-    from wander.clients.rate_limit import format_rate
-
-    return f"  rate-limited: {format_rate(progress.rate)}"
+    per_second, per_minute = progress.rate, max(1, round(progress.rate * 60))
+    rate = f"{per_second:.0f} calls/s" if per_second >= 1 else f"{per_minute} calls/min"
+    return f"  rate-limited: {rate}"
 
 
 def _available(settings: EvaluationSettings, opened: OpenedEnvironment) -> int | None:
