@@ -16,7 +16,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema
 
 __all__ = [
@@ -131,6 +131,15 @@ class SamplingArgs(BaseModel):
     compact_at: int | None = Field(default=None, gt=0, exclude_if=lambda tokens: tokens is None)
     """Number of tokens in a conversation above which its oldest turns are left out; only for models in this
     process."""
+
+    @model_validator(mode="after")
+    def _extra_fields_are_json(self) -> Self:
+        for name, value in (self.__pydantic_extra__ or {}).items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValueError(f"`{name}` is not a JSON value: {error}") from error
+        return self
 
     def given(self) -> dict[str, Any]:
         """Return only the fields that are set, including extra fields."""

@@ -119,6 +119,8 @@ def test_an_argument_of_set_without_a_value_is_rejected(words: list[str]) -> Non
         ({"budget_usd": math.inf}, "budget_usd"),
         ({"call_timeout": math.inf}, "call_timeout"),
         ({"sampling": {"temperature": math.inf}}, "temperature"),
+        ({"sampling": {"min_p": math.inf}}, "min_p"),
+        ({"sampling": {"logit_bias": {"7": math.nan}}}, "logit_bias"),
         ({"shard": "4/4"}, "shard"),
         ({"template_date": "soon"}, "template_date"),
         ({"sampling": {"topp": 1}}, "top_p"),

@@ -116,7 +116,7 @@ def read_sampling(value: Any) -> SamplingArgs:
     except ValidationError as error:
         name, problem = first_fault(error)
         raise UsageError(
-            f"sampling argument `{name}`: {problem}",
+            f"sampling argument `{name}`: {problem}" if name else f"sampling argument {problem}",
             hint="see the sampling arguments on the hub's page `/docs/evaluating`",
         ) from error
 
