@@ -153,7 +153,7 @@ def faults() -> dict[str, Reply]:
 
 @pytest.fixture
 def many_open_files() -> Iterator[None]:
-    """Open so many files that every further descriptor is above those that `select` takes."""
+    """Open more files than `select` can watch, so that new descriptors have higher numbers."""
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4 * 1024), most))
     opened = [os.open(os.devnull, os.O_RDONLY)]

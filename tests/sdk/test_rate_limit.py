@@ -45,8 +45,8 @@ def simulate(
 ) -> Outcome:
     """Ask an endpoint as an evaluation with `-c CALLS` does: eight times as many rollouts ask.
 
-    A refused call waits as long as it is told, or for a pause that doubles from 0.1 s. A refusal arrives
-    after `refused_after` seconds.
+    A refused call waits for the time that the endpoint names, or for a pause that doubles from 0.1 s. A
+    refusal arrives after `refused_after` seconds.
     """
     outcome = Outcome(pace or Pace(), seconds)
     pace, chance, now = outcome.pace, random.Random(1), started_at
@@ -216,7 +216,7 @@ def test_the_rate_limit_ends_once_all_calls_are_accepted() -> None:
 
 
 def interval(pace: Pace, start: float, *, left: int, refused: int) -> None:
-    """Let calls leave within a second, of which the last ones are refused, and end the interval."""
+    """Let calls leave within a second, and end the interval. The last calls are refused."""
     for number in range(left):
         began = start + number / left
         pace.note_began(began)

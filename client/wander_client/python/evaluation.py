@@ -231,7 +231,8 @@ def new_settings(loaded: Loaded, said: Mapping[str, Any]) -> EvaluationSettings:
 def _said(loaded: Loaded, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options by the names of the settings. The option `settings` holds further ones."""
     said = {KEYS.get(key, key): value for key, value in options.items() if value is not None}
-    said = _join(said, said.pop("settings", {}))
+    others = said.pop("settings", {})
+    said = _join(said, others)
     if isinstance(said.get("sampling"), Mapping):
         said["sampling"] = dict(said["sampling"])
     own = {"environment": loaded.name, "model": model, "arguments": dict(loaded.opened.pin.arguments)}

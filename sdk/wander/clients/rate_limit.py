@@ -43,8 +43,8 @@ _LAG = 0.005
 class Pace:
     """The rate of calls to an endpoint.
 
-    There is no limit until the endpoint refuses calls. Then the share of refused calls decides, once in each
-    interval of a second, or of 20 calls if they take longer:
+    Calls are not limited until the endpoint refuses some. Then the share of refused calls decides, once in
+    each interval of a second, or of 20 calls if they take longer:
 
     - Up to a tenth of the calls refused: the rate grows by 10%, in the next interval by 20%, and so on up to
       100%. If fewer than half of the calls leave that it allows, the limit ends.
@@ -61,7 +61,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        """Maximum number of calls per second, or None if there is no limit."""
+        """Maximum number of calls per second; None without a limit."""
         self.in_flight = 0
         self.held_until = -math.inf
         """Time before which no call may leave."""
